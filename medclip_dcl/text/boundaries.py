@@ -11,67 +11,14 @@ Every rule looks at a bounded stretch of text, so the time grows with its length
 import re
 from collections.abc import Iterator, Sequence
 
-from medclip_dcl.text.cleaning import EMPTY_BOX, TICKED_BOX, clean_text
-from medclip_dcl.text.labeler.lexicon import ANSWERS, TREE, pattern_of
+from medclip_dcl.text.cleaning import Patterns, clean_text
+from medclip_dcl.text.labeler.lexicon import WORDS
 from medclip_dcl.text.labeler.phrases import is_size, is_term, lacks_part, names_parts_alone
 
-_DOTS = "\u2022\u2023\u25aa\u25ab\u25cf\u25cb\u25e6\u25a0\u25ba\u25b8\u27a2\u27a4\u2713\u2714\u00b7"
-_BOX = rf"(?:{EMPTY_BOX}|{TICKED_BOX})"
-_MARK = (
-    rf"(?:[*{_DOTS}>][ \t]*|[-\u2013\u2014]{{1,2}}[ \t]+|-(?=[A-Z])"
-    r"|o[ \t]+(?=[A-Z])|\d{1,2}/[ \t]+|[QA]\d{0,2}[.):]+[ \t]+"
-    r"|[({]?(?:\d{1,2}|[a-hA-H]|[ivx]{1,4}|[IVX]{1,4})[.):\]}]+(?:[ \t]+|(?=[A-Z][a-z])))"
-)
-_MARKED = re.compile(rf"[ \t]*(?:{_MARK}(?=\S)|{_BOX})")
-_MARKS = re.compile(rf"\A\s*(?:{_MARK})+(?=\S)")
-_BOX_FIRST = re.compile(rf"\s*{_BOX}")
-_NEXT_BOX = re.compile(rf"(?<=\S)\s+(?={_BOX})")
-_NEXT_DOT = re.compile(rf"(?<=[^\s:=|?-])\s+(?=[{_DOTS}])|(?<=\])\s+(?=\[)")
-_SPOKEN_LIST = re.compile(r"\s*(?:number\s+)?one\b[^.,;:]*\btwo\b[^.,;:]*", re.I)
-_SPOKEN_NUMBER = re.compile(
-    r"\b(?:number\s+)?(?:one|two|three|four|five|six|seven|eight|nine)\b"
-    r"(?!\s+(?:cm|centimet|mm|view))",
-    re.I,
-)
-_LABEL = re.compile(r"[ \t]*[A-Za-z][A-Za-z0-9 ()/,&'-]{0,40}(?::(?!\d)|[ \t]\||[ \t]\.{2,}[ \t])")
-_ENDS = {name: pattern_of(words) for name, words in TREE["ends"].items()}
-_DANGLING = re.compile(
-    rf"(?:[,:&/(+-]|.{{26}}(?<![])?:|] )(?<!  )\b(?-i:no|NO)|\b{_ENDS['dangling']})$", re.I
-)
+_RE = Patterns("boundaries", WORDS)
+LIST_HEAD = _RE.list_head
 _LEAST_WIDTH, _MOST_WIDTH = 60, 100
 """Columns: hardly any report is wrapped narrower, and a longer line was not wrapped at all."""
-
-_NUMBER = re.compile(r"(?:^|(?<=\s))[({]?(\d{1,2})[.)}]+(?:\s+(?=[A-Za-z])|(?=[A-Z][a-z]))")
-_STOP = re.compile(
-    r"(?<=[\w)\]])\.(?=\.(?!\.))|[.?!]+[\"')\]>]*(?=\s)"
-    r"|(?:(?<=[a-z]{3})|(?<=XXX)|(?<=___)|(?<=\)))\.(?=[A-Z][A-Za-z])"  # glued: "clear.There"
-    r"|(?<=[A-Z]{3})\.(?=[A-Z]{2})|(?<=[a-z]{4})\.(?=[a-z]{2,}(?:\s|$))"
-)
-_NEVER_LAST = re.compile(r"\b(?:dr|mr|mrs|ms|prof|st|vs|figs?|e\.g|i\.e|cf|approx|viz)$", re.I)
-_SHORTENED = re.compile(rf"\b(?:(?:[a-z]\.)+[a-z]|{_ENDS['shortened']})$", re.I)
-_INITIAL = re.compile(r"(?<![A-Za-z.])[A-HJ-Z]$")
-_STARTS = re.compile(rf"{_ENDS['starting']}\b", re.I)
-_SURELY_STARTS = re.compile(r"(?:no|the|there|unchanged)\b")
-_YES_OR_NO = rf"(?:{ANSWERS['yes']}|{ANSWERS['no']}|[yn])"
-_ANSWERED = re.compile(rf"\?[ \t]*[-\u2013:]?[ \t]*{_YES_OR_NO}\b[^.?]*$", re.I)
-_ANSWER_BESIDE = re.compile(r"\?\s+A(?:ns(?:wer)?)?\d{0,2}[.):]+\s+(?=\S)")
-_ABOUT_BEFORE = re.compile(
-    r"(?:none|neither|this|these|it|both) (?:is|are|was|were|has|have) (?:now |since |also )?"
-    rf"(?:not|no longer|gone|resolved|cleared|{ANSWERS['no']}|{ANSWERS['seen']})\b",
-    re.I,
-)
-_ANSWER = re.compile(
-    rf"(?:{_YES_OR_NO}|{ANSWERS['open']}|not(?=\s+{ANSWERS['seen']}))"
-    rf"(?:\s+{ANSWERS['seen']})?\s*(?:[.,;|(-]|$)",
-    re.I,
-)
-
-
-_SENTENCE = re.compile(
-    r"(?!.*\b(?:one|period|full stop|comma|new line|new paragraph)\b)[A-Z][A-Za-z0-9 ,'/-]*\.?",
-    re.I,
-)
-"""A sentence on a line of its own, without mark-up: no rule cuts it."""
 
 
 def cut_sentences(text: str) -> list[str]:
@@ -79,7 +26,7 @@ def cut_sentences(text: str) -> list[str]:
 
     Nothing is lost but mark-up, whitespace, and heads of lists ("Absent:"), which go to the items.
     """
-    if _SENTENCE.fullmatch(text):
+    if _RE.sentence.fullmatch(text):
         return [" ".join(text.split())]
     return [
         sentence
@@ -105,7 +52,7 @@ def find_sentences(text: str) -> Iterator[tuple[int, int, str]]:
 
 def without_number(sentence: str) -> str:
     """Cut off the bullet or number of an item: "2. No effusion." gives "No effusion."."""
-    return _MARKS.sub("", sentence, count=1)
+    return _RE.marks.sub("", sentence, count=1)
 
 
 def end_of_first_line(text: str) -> int:
@@ -126,25 +73,15 @@ def _layout(lines: Sequence[str]) -> tuple[int, bool]:
     return width, not any(re.search(r"^\s*[A-Z]|[.?!](?:\s|$)", line) for line in lines)
 
 
-LIST_HEAD = re.compile(
-    r"\W*(?:(?:pertinent|relevant|significant)\s+)?(?:"
-    r"(?P<no>negatives?|absent|not (?:seen|present)|none of(?: the following)?|no(?: evidence of)?"
-    r"|excluded|denied)|(?P<yes>positives?|present|seen)"
-    r"|(?P<possible>possible|uncertain|equivocal|indeterminate|suspected))"
-    r"(?: findings?)?\s*:\s*",
-    re.I,
-)
-
-
 def _carry_heads(lines: Sequence[str]) -> list[str]:
     """Say of each item what the head of its list says: "Absent:", or "Heart", then "- effusion"."""
     carried, head, part = [], "", ""
     for line in lines:
-        begun = LIST_HEAD.fullmatch(line)
-        marks = _MARKS.match(line)
+        begun = _RE.list_head.fullmatch(line)
+        marks = _RE.marks.match(line)
         if head and not marks and names_parts_alone(line.strip(), findings=True):
             marks = re.match(r"\s*", line)  # an item without a bullet
-        line = _ANSWER_BESIDE.sub("? ", line)
+        line = _RE.answer_beside.sub("? ", line)
         stripped = without_number(line).strip(" :")
         if names_parts_alone(stripped):
             part = stripped
@@ -173,7 +110,7 @@ def _join_lines(lines: Sequence[str]) -> Iterator[str]:
         if block and block[-1].endswith("-") and is_term(block[-1][:-1] + words[0].rstrip(".,;:")):
             words[0] = block.pop()[:-1] + words[0]  # "effu-" and "sion"
         if block and block[-1].endswith("?"):
-            words = _MARKS.sub("", line).split()  # "Q1. Effusion?" and "A1. None."
+            words = _RE.marks.sub("", line).split()  # "Q1. Effusion?" and "A1. None."
         block += words
         previous = line.strip()
     yield " ".join(block)
@@ -181,22 +118,22 @@ def _join_lines(lines: Sequence[str]) -> Iterator[str]:
 
 def _begins(previous: str, line: str, width: int, is_lower: bool) -> bool:
     """Whether a line begins a sentence, though no blank line parts it from the previous."""
-    answers = _ANSWER.match(_MARKS.sub("", line).lstrip())
+    answers = _RE.answer.match(_RE.marks.sub("", line).lstrip())
     if answers and (previous.endswith("?") or names_parts_alone(previous, findings=True)):
         return False  # "Effusion" or "Effusion?", and on a line of its own "None."
-    if names_parts_alone(previous) and not _LABEL.match(line):
+    if names_parts_alone(previous) and not _RE.label.match(line):
         return False  # "Heart" and, on a line of its own, "Enlarged"
     in_form = ("|" in previous and "|" in line) or "\t" in previous
-    if _MARKED.match(line) or in_form:
+    if _RE.marked.match(line) or in_form:
         return True
     if previous.endswith((".", "?", "!")):
-        return not _NEVER_LAST.search(previous[:-1][-10:])
+        return not _RE.never_last.search(previous[:-1][-10:])
     stripped = line.lstrip()
-    if _ANSWERED.search(previous[-60:]) or (_LABEL.match(previous) and _LABEL.match(line)):
+    if _RE.answered.search(previous[-60:]) or (_RE.label.match(previous) and _RE.label.match(line)):
         return True  # "an effusion? - yes (left)"
-    if _DANGLING.search(previous[-40:]):
+    if _RE.dangling.search(previous[-40:]):
         return False
-    if _LABEL.match(line):
+    if _RE.label.match(line):
         return True
     first = stripped.split(None, 1)[0]
     fits = len(previous) + 1 + len(first) <= width
@@ -206,13 +143,13 @@ def _begins(previous: str, line: str, width: int, is_lower: bool) -> bool:
 
 def _cut_items(block: str) -> Iterator[str]:
     """Cut a line that holds several items of a list."""
-    next_item = _NEXT_BOX if _BOX_FIRST.match(block) else _NEXT_DOT
+    next_item = _RE.next_box if _RE.box_first.match(block) else _RE.next_dot
     cuts = [match.end() for match in next_item.finditer(block)]
     cuts += _labels_in_row(block)
-    if _SPOKEN_LIST.fullmatch(block):
-        cuts += [match.start() for match in _SPOKEN_NUMBER.finditer(block)]
+    if _RE.spoken_list.fullmatch(block):
+        cuts += [match.start() for match in _RE.spoken_number.finditer(block)]
     last = 0
-    for match in _NUMBER.finditer(block):
+    for match in _RE.number.finditer(block):
         if last < int(match[1]) <= last + 2 and (last or int(match[1]) == 1):
             last = int(match[1])
             cuts.append(match.start())
@@ -235,7 +172,7 @@ def _labels_in_row(block: str) -> list[int]:
 
 def _cut_at_stops(item: str) -> Iterator[str]:
     start = 0
-    for match in _STOP.finditer(item):
+    for match in _RE.stop.finditer(item):
         if _is_end(item, start, match):
             yield item[start : match.end()].strip()
             start = match.end()
@@ -247,11 +184,11 @@ def _is_end(item: str, start: int, match: re.Match[str]) -> bool:
     """Whether a stop ends the sentence that began at `start`."""
     before = item[max(start, match.start() - 12) : match.start()]
     after = item[match.end() : match.end() + 40].lstrip()
-    if _ABOUT_BEFORE.match(after):
+    if _RE.about_before.match(after):
         return False
     if "?" in match.group():
         answer = after.lstrip("-\u2013: ")
-        return bool(before[-1:].strip()) and not (_ANSWER.match(answer) or is_size(answer))
+        return bool(before[-1:].strip()) and not (_RE.answer.match(answer) or is_size(answer))
     if "!" in match.group() or not after:
         return True
     if match.group().startswith("..") and not before[-1:].strip():
@@ -260,9 +197,11 @@ def _is_end(item: str, start: int, match: re.Match[str]) -> bool:
         return True
     if start + len(before) == match.start() and re.fullmatch(r"\s*\(?(?:\d{1,2}|[A-Za-z])", before):
         return False  # the number of an item
-    if _NEVER_LAST.search(before) or (before[-3:].strip().lower() == "no" and after[0].isdigit()):
+    if _RE.never_last.search(before) or (
+        before[-3:].strip().lower() == "no" and after[0].isdigit()
+    ):
         return False
-    if _SHORTENED.search(before):
-        starts = _STARTS if after[0].isupper() else _SURELY_STARTS
+    if _RE.shortened.search(before):
+        starts = _RE.starts if after[0].isupper() else _RE.surely_starts
         return bool(starts.match(after)) or ("." in before and after[0].isupper())
-    return not _INITIAL.search(before) or bool(_STARTS.match(after) and after[0].isupper())
+    return not _RE.initial.search(before) or bool(_RE.starts.match(after) and after[0].isupper())

@@ -4,19 +4,19 @@ import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 
 from medclip_dcl.text.boundaries import LIST_HEAD, end_of_first_line, find_sentences
-from medclip_dcl.text.cleaning import clean_text
-from medclip_dcl.text.labeler import lexicon
+from medclip_dcl.text.cleaning import Patterns, clean_text
 from medclip_dcl.text.labeler.labels import read_claims
-from medclip_dcl.text.labeler.lexicon import Cue, pattern_of
+from medclip_dcl.text.labeler.lexicon import WORDS, Cue
 from medclip_dcl.text.labeler.phrases import find_marks, words
 from medclip_dcl.text.mimic_sections import NAMES, TREE, VIEW, Part, Sections
 
+_RE = Patterns("sections", WORDS)
+
 
 def _plain_name(heading: str) -> str:
-    return " ".join(word for word in words(_IN_BRACKETS.sub("", heading)) if word.isalnum())
+    return " ".join(word for word in words(_RE.in_brackets.sub("", heading)) if word.isalnum())
 
 
-_IN_BRACKETS = re.compile(r"\([^()]*\)?")
 _USUAL: dict[str, str] = {
     _plain_name(spelling): name
     for name, spellings in TREE["usual"].items()
@@ -48,42 +48,6 @@ _BRIEF = {"technique", "comparison", "examination"}
 _LEFT_OUT = {*_BEFORE_IMAGE, "indication", "examination", "recommendation", ELSEWHERE}
 """Sections that may speak of findings, and not of the image's."""
 _MOST_WORDS = 5
-
-_LINE_HEAD = re.compile(
-    r"[*_#>\d.)( \t\u2022-]{0,12}"
-    r"(?P<head>[A-Za-z](?:[\w ()/,&'.\t]|(?<=\w)-(?=\w)|(?<=\d):(?=\d)){0,60}?)"
-    r"(?P<end>[*_]{0,3}[ \t]*"
-    r"(?:(?:\||(?<!\d):|:(?!\d))[*_]{0,3}|$"
-    r"|(?<=[ \t])[-\u2013]{1,2}(?=[ \t])|-(?=[A-Z ])|\u2014|\u2013(?=\w)))"
-)
-_SEPARATOR = re.compile(
-    r"[*_]{0,3}[ \t]?(?P<mark>[:|][*_]{0,3}|(?<=[ \t])[-\u2013\u2014]{1,2}(?=[ \t]))"
-)
-_UNPUNCTUATED = re.compile(r"[.:;|]")
-_BARE = re.compile(
-    r"(?:^[ \t]*(?P<first>exam|clinical history|history|indication|technique|comparison)"
-    r"|(?:^|(?<=\s))(?P<name>findings|impression|conclusion))"
-    r"(?=\s|$)(?!\s+(?:is|are|was|were|of|on|in|to|with|may|could|suggest\w*|consistent|compatible|"
-    r"represent\w*|and)\b)",
-    re.IGNORECASE | re.MULTILINE,
-)
-"""Headings of dictated text, which has neither colons nor stops."""
-_EXAM = re.compile(
-    r"[ \t]*(?:exam(?:ination)?|study|procedure)(?: [a-z\d]{1,2})?[ \t]*[:.]", re.IGNORECASE
-)
-_TITLE = re.compile(
-    r"[ \t]*(?:(?:xr|x-?ray|radiographs?|ct|mri?|us|ultrasound)\b"
-    r"|(?:[a-z]+[ \t,(]+){1,4}(?:[a-z\d]+[ \t]views?|x-?rays?|radiographs?)\b)",
-    re.IGNORECASE,
-)
-_CHEST = re.compile(r"\b(?:chest|thorax|thoracic|cxr|ribs?|lungs?)\b", re.IGNORECASE)
-_LIMBS, _TRUNK = (pattern_of(lexicon.TREE["elsewhere"][name]) for name in ("limbs", "trunk"))
-_LIMB = re.compile(rf"\b{_LIMBS}\b(?! film| view)", re.IGNORECASE)
-_OTHER_PART = re.compile(rf"\b(?:{_LIMBS}|{_TRUNK})\b", re.IGNORECASE)
-_LABELLED = re.compile(
-    r"[ \t]*(?:\(?\d{1,2}[.)][ \t]*|[-*\u2022][ \t]*)?(?P<label>[A-Za-z][A-Za-z\d ,()'/-]{0,40}):"
-)
-_BULLET = re.compile(r"[ \t]*[-*\u2022\u25cf\u25aa\u00b7][ \t]*\w")
 
 
 def read_loose_sections(text: str, _study_id: str = "") -> Sections:
@@ -163,8 +127,8 @@ def _parts(text: str) -> list[Part]:
 
 def _headings(text: str) -> Iterator[tuple[int, int, str]]:
     """Find start, end and name of every heading that begins a section."""
-    if not _UNPUNCTUATED.search(text):
-        for match in _BARE.finditer(text):
+    if not _RE.unpunctuated.search(text):
+        for match in _RE.bare.finditer(text):
             name = match.group().strip()
             yield match.end() - len(name), match.end(), _USUAL[_plain_name(name)]
         return
@@ -173,7 +137,7 @@ def _headings(text: str) -> Iterator[tuple[int, int, str]]:
     previous = ""  # the line before
     for line in text.split("\n"):
         found = [*_line_heading(line, previous, current)]
-        if not found and begins_list and _BULLET.match(line) and _speaks(line):
+        if not found and begins_list and _RE.bullet.match(line) and _speaks(line):
             found = [(0, 0, "findings")]  # "INDICATION: fall" and, below it, the findings
         found += _inner_headings(line, found[-1][1] if found else 0)
         elsewhere = _is_elsewhere(line, elsewhere)
@@ -194,30 +158,30 @@ def _headings(text: str) -> Iterator[tuple[int, int, str]]:
 
 def _is_elsewhere(line: str, before: bool) -> bool:
     """Whether what follows is about another part of the body than the chest."""
-    label = _LABELLED.match(line)
-    if label and _LIMB.search(label["label"]) and not _CHEST.search(label["label"]):
+    label = _RE.labelled.match(line)
+    if label and _RE.limb.search(label["label"]) and not _RE.chest.search(label["label"]):
         return True
     if label and before and find_marks(label["label"]):
-        return not _names_chest(label["label"]) or bool(_OTHER_PART.search(label["label"]))
+        return not _names_chest(label["label"]) or bool(_RE.other_part.search(label["label"]))
     head, stop, _ = line.partition(". ")
-    if label and _TITLE.match(label["label"]):  # "X-ray paranasal sinuses: haziness"
+    if label and _RE.title.match(label["label"]):  # "X-ray paranasal sinuses: haziness"
         head = line = label["label"]
         stop = ""
-    exam = _EXAM.match(head)
-    is_title = exam or (not stop and not line.rstrip().endswith(".") and _TITLE.match(head))
+    exam = _RE.exam.match(head)
+    is_title = exam or (not stop and not line.rstrip().endswith(".") and _RE.title.match(head))
     if not is_title:
         return before
-    return not _CHEST.search(head) and (before or bool(_OTHER_PART.search(head)))
+    return not _RE.chest.search(head) and (before or bool(_RE.other_part.search(head)))
 
 
 def _names_chest(label: str) -> bool:
-    return bool(_CHEST.search(label)) or any(
+    return bool(_RE.chest.search(label)) or any(
         mark.region != "other" for mark in find_marks(label) if mark.region
     )
 
 
 def _line_heading(line: str, previous: str, current: str) -> Iterator[tuple[int, int, str]]:
-    match = _LINE_HEAD.match(line)
+    match = _RE.line_head.match(line)
     if match is None or LIST_HEAD.fullmatch(line):
         return
     head, mark = match["head"].strip(), match["end"].strip(" \t*_")
@@ -274,7 +238,7 @@ def _inner_headings(line: str, begin: int) -> Iterator[tuple[int, int, str]]:
     """Find usual names behind a stop in a line."""
     found: list[tuple[int, int, str]] = []
     last = begin
-    for match in _SEPARATOR.finditer(line, begin):
+    for match in _RE.separator.finditer(line, begin):
         before = list(re.finditer(r"\S+", line[max(last, match.start() - 60) : match.start()]))
         shift = max(last, match.start() - 60)
         for token in before[-_MOST_WORDS:]:
@@ -357,14 +321,6 @@ def _cut(part: Part, end: int) -> list[Part]:
     return [part._replace(body=part.body[:end]), rest]
 
 
-_REPLACED = re.compile(
-    r"[ ,]*(?:and )?\b(?:not|instead of|rather than|in place of)\s+\"[^\"\n]{1,200}\""
-    r"|\"[^\"\n]{1,200}\"(?= (?:should|is (?:replaced|to)|was (?:meant|intended)))",
-    re.I,
-)
-"""What a correction quotes as wrong."""
-
-
 def _contradicted(body: str, denied: Set[str]) -> Iterator[tuple[int, int]]:
     """Find sentences that state nothing but what is denied, and such ends of others."""
     for start, end, sentence in find_sentences(body):
@@ -372,17 +328,10 @@ def _contradicted(body: str, denied: Set[str]) -> Iterator[tuple[int, int]]:
         stated = claims.asserted.keys() | claims.uncertain
         if stated and stated <= denied:
             yield start, end
-        elif stated & denied and (tail := _CONCLUDES.search(body, start, end)):
+        elif stated & denied and (tail := _RE.concludes.search(body, start, end)):
             claims = read_claims(tail.group())
             if claims.asserted.keys() | claims.uncertain <= denied:
                 yield tail.start(), end
-
-
-_CONCLUDES = re.compile(
-    r"(?: with|,)? (?:concerning|suspicious|worrisome|suggest|consistent|compatible|represent"
-    r"|likely|in keeping|may |could |due to).*",
-    re.I | re.S,
-)
 
 
 def _without_withdrawn(parts: Sequence[Part]) -> list[Part]:
@@ -392,10 +341,10 @@ def _without_withdrawn(parts: Sequence[Part]) -> list[Part]:
     """
     last = max((at for at, part in enumerate(parts) if part.name == "addendum"), default=-1)
     corrections = " ".join(part.body for part in parts if part.name == "addendum")
-    denied = read_claims(_REPLACED.sub("", corrections)).negated
+    denied = read_claims(_RE.replaced.sub("", corrections)).negated
     left: list[Part] = []
     for at, part in enumerate(parts):
-        spans = [match.span() for match in _REPLACED.finditer(part.body)] if last >= 0 else []
+        spans = [match.span() for match in _RE.replaced.finditer(part.body)] if last >= 0 else []
         if denied and part.section and at != last:
             spans += _contradicted(part.body, denied)
         start = 0

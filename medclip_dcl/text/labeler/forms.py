@@ -7,139 +7,47 @@ answer becomes a word that looks back, so that the rules of `negation` hold for 
 import re
 from collections.abc import Sequence
 
-from medclip_dcl.text.cleaning import EMPTY_BOX, TICKED_BOX, fold_unicode
-from medclip_dcl.text.labeler.lexicon import ANSWERS, Cue
+from medclip_dcl.text.cleaning import Patterns, fold_unicode
+from medclip_dcl.text.labeler.lexicon import WORDS, Cue
 from medclip_dcl.text.labeler.phrases import Mark, is_size, name_thickening
 
-_SEEN = ANSWERS["seen"]
-_NO = rf"(?:(?:no|none|not(?: clearly| definitely)?) {_SEEN}|{ANSWERS['no']})"
-_SHORT_NO = r"(?:0(?![.,]\d)|\u00d8|\u00f8|\u2205|n|-ve|[([]-[])]|-|\u2717|\u2718|x(?=\s*$))"
-_SHORT_YES = r"(?:1(?![.,]\d)|y|\+ve|[([]\+[])]|\+{1,4}|\u2713|\u2714)"
-_SEP = (
-    r"(?:\s*(?:[:;=|?]|-+>|\.{2,}|[-\u2013\u2014]{1,2}(?=\s)|(?<=\s)[-\u2013\u2014]{1,2}(?=\w)"
-    r"|\()[\s:=|]*(?:[-\u2013]\s+)?)"
-)
-_LABEL = r"(?=\s+(?:[A-Za-z][A-Za-z/-]*\s+){0,4}[A-Za-z/-]+\s*[:=|?](?!\d))"
-_END = rf"\)?(?=\s*(?:$|[.,;|)(\]!])|\s+[-\u2013\u2014]{{1,2}}\s|{_LABEL})"
-_ANSWER = re.compile(
-    rf"{_SEP}(?:(?P<silent>{ANSWERS['silent']})|(?P<no>{_NO}|{_SHORT_NO})|(?P<yes>{ANSWERS['yes']}|{_SHORT_YES})"
-    rf"|(?P<open>{ANSWERS['open']})){_END}",
-    re.I,
-)
-_ASKED_OF = re.compile(r"(?:^|(?<=[\s(,-]))\?(?=[A-Za-z])")
-_SLASHED_NO = re.compile(r"(?:^| / )no\b", re.I)
-_BARE_ANSWER = re.compile(
-    r"(?<=[a-z)])(?<!otherwise),?\s+(?:(?P<no>no|neg|negative|nil|[([]-[])]|-ve|\u00d8)|(?P<yes>yes|pos|positive|[([]\+[])]|\+ve|\+{1,4})"
-    r"|(?<=,\s)(?P<n>n)|(?<=,\s)(?P<y>y)|(?P<open>,?\s*possible|questionable|suspected|equivocal|\(\?\)))\s*(?=$|[.,;/](?:\s|$))",
-    re.I,
-)
-_WRITTEN = {
-    "no": " absent ; ",
-    "n": " absent ; ",
-    "yes": " present ; ",
-    "y": " present ; ",
-    "open": " is possible ; ",
-    "silent": " n / a ; ",
-}
-_BEFORE = re.compile(r"(?:^|(?<=[\s,;(]))(?:[\u00d8\u00f8\u2205]|\(-\)|-ve)\s*(?=[A-Za-z])")
-_CHOSEN = re.compile(
-    r"(?:yes|no|[yn])\s*/\s*[\[(<{*_]\s*(?P<first>yes|no|[yn])\s*[\])>}*_]"
-    r"|[\[(<{*_]\s*(?P<second>yes|no|[yn])\s*[\])>}*_]\s*/\s*(?:yes|no|[yn])\b",
-    re.I,
-)
-_PLUS = re.compile(
-    r"(?<=[A-Za-z)])\+{1,4}(?=[\s.,;]|$)|(?<=\s)\+{1,4}(?=\s*(?:$|[.,;]|(?:left|right|[lr]|both|bilat\w*|r[uml]l|l[ul]l)\b))",
-    re.I,
-)
-_MINUS = re.compile(r"(?:^|(?<=[,;])\s)(?P<label>\W*(?:[A-Za-z/]+\s+){1,4})[-\u2013]\s*(?=$|[.,;])")
-_SIGNED = re.compile(r"(?:^|(?<=[\s,;(]))(?P<sign>[-+])(?=[A-Za-z])")
-_WORD = r"\s*(?P<word>yes|no|absent|present|none|normal|abnormal|possible|y|n)\b"
-_EMPTY_ANSWER = re.compile(rf"{EMPTY_BOX}{_WORD}", re.I)
-_TICKED_ANSWER = re.compile(rf"[:=|?-]?\s*{TICKED_BOX}{_WORD}(?!\s+[a-z])", re.I)
-_BOX = re.compile(rf"(?P<empty>{EMPTY_BOX})|{TICKED_BOX}")
-_LINES = re.compile(
-    r"^\W*lines?(?=\s*(?:[:=|,-]|(?:ok|okay|unchanged|stable|satisfactory|removed|none|nil|in|as|well)\b))",
-    re.I,
-)
-_NOT_NORMAL = re.compile(
-    r"^[^?:]*\b(?:clear|normal|unremarkable|intact|wnl)\s*[?:]\s*(?:no|n)\b[\s,.;:-]*", re.I
-)
-_ALTERNATIVES = re.compile(
-    r"^(?!.*\b(?:no|not|without)\b).*\b(?:opaci|densit)\w+(?: [a-z]+){0,4} ?[,:\u2013\u2014-]+ "
-    r"(?=(?:[a-z]+ ){0,3}(?:pneumonia|infection) or |(?:[a-z]+ ){1,3}or (?:[a-z]+ )?"
-    r"(?:pneumonia|infection))",
-    re.I,
-)
-"""What an opacity may be: "opacity at the base, atelectasis or pneumonia"."""
-_NOT_THEN = re.compile(
-    rf"\b(?:was|were) not (?:[a-z]+ly )?{_SEEN}"
-    r"(?=[^.;,]{0,30}\b(?:ago|prior|previous\w*|earlier|before|last|(?:19|20)\d\d)\b)",
-    re.I,
-)
-_CHOICE = re.compile(r"(?<=[:=?])\s*(?:[A-Za-z]{2,12}\s*/\s*){1,5}[A-Za-z]{2,12}\s*$")
-_OFFERED = re.compile(
-    r"(?:^|[\s:.([]+)(?:no|none|nil|absent|normal)(?:\s*/\s*[A-Za-z]{2,12}){1,5}\s*[)\]]?\s*[:=>]+(?=\s*\w)",
-    re.I,
-)
-"""Choices that a form offers before its answer: "none / mild / severe: mild"."""
-_LEGEND = re.compile(
-    r"[\[(](?P<legend>\s*\d\s*=\s*[A-Za-z]+(?:[\s,;/|]+\d\s*=\s*[A-Za-z]+)+)\s*[\])]\s*[:=-]*\s*(?P<code>\d)\b"
-)
-_MOVED = re.compile(
-    r"\b(?:withdrawn|pulled(?: back)?|retracted)(?= (?:slightly|(?:by |about |approximately )*\d))",
-    re.I,
-)
-"""A device that is still there: "withdrawn 2 cm"."""
-_MONTH = re.compile(r"(?<=\d )May\b|\bMay(?= \d)")
-_CARDIOMEGALY = re.compile(
-    r"(?<![\d.xX]\s)(?<![\d.])\bCM\b(?!\s+(?:above|below|from|in|x|to)\b)(?!\s*\.?\d)", re.I
-)
-_RATIO = re.compile(
-    r"\b(?:CTR|cardio-?\s?thoracic (?:ratio|index))\b(?P<more>[^\d.%;]{0,20}?)"
-    r"(?:(?P<percent>[3-9]\d)(?:\.\d+)?\s?%|0?\.(?P<share>[3-9]\d?)\b)",
-    re.I,
-)
-_SELF_DENIED = re.compile(r"\s*(?:no|without|normal|clear|negative|absent|not)\b", re.I)
-_HOLDS_MARK = re.compile(
-    r"[:;=|?(\[+\u00d8\u00f8\u2205\u2610-\u2612\u25a1\u25fb]"
-    r"|(?:^|\s)[-\u2013\u2014]|->|\.\.\.|-ve|CM\b|cm\b| / no\b"
-    r"|\b(?:no|neg|negative|nil|yes|pos|positive|possible|questionable|suspected|equivocal|[yn]|none"
-    r"|absent|present)\W*$",
-    re.I,
-)
+_RE = Patterns("forms", WORDS)
+_NO, _YES = " absent ; ", " present ; "
+_WRITTEN = {"no": _NO, "n": _NO, "yes": _YES, "y": _YES}
+_WRITTEN |= {"open": " is possible ; ", "silent": " n / a ; "}
 
 
 def write_out(sentence: str) -> str:
     """Write a sentence out as prose: answers, check boxes, signs and letters become words."""
     text = fold_unicode(sentence)
-    text = _MONTH.sub("", text) if "May" in text else text
-    text = _RATIO.sub(_heart_size, text)
-    text = _ALTERNATIVES.sub(r"\g<0>possible ", text)
-    text = _NOT_THEN.sub("is new", text)
-    text = _LINES.sub("line and tube", _MOVED.sub("moved", text))
-    if not _HOLDS_MARK.search(text):
+    text = _RE.month.sub("", text) if "May" in text else text
+    text = _RE.ratio.sub(_heart_size, text)
+    text = _RE.alternatives.sub(r"\g<0>possible ", text)
+    text = _RE.not_then.sub("is new", text)
+    text = _RE.lines.sub("line and tube", _RE.moved.sub("moved", text))
+    if not _RE.holds_mark.search(text):
         return text
     label, mark, answer = text.partition("?")
     if mark and label.strip() and is_size(answer):
         text = f"{label}: {answer}"  # "Effusion? small"
-    text = _NOT_NORMAL.sub("abnormal ; ", text)
-    text = _ASKED_OF.sub(" possible ", text)
-    if len(_SLASHED_NO.findall(text)) > 1:  # "no ptx / no edema / aicd": each a statement
+    text = _RE.not_normal.sub("abnormal ; ", text)
+    text = _RE.asked_of.sub(" possible ", text)
+    if len(_RE.slashed_no.findall(text)) > 1:  # "no ptx / no edema / aicd": each a statement
         text = text.replace(" / ", " ; ")
-    text = _OFFERED.sub(": ", text)
-    text = _CHOICE.sub(_chosen_in_capitals, text)
-    text = _LEGEND.sub(_by_legend, text)
-    text = _CHOSEN.sub(lambda match: f": {match['first'] or match['second']} ; ", text)
-    text = _PLUS.sub(" present ; ", text.replace("+/-", " possible "))
+    text = _RE.offered.sub(": ", text)
+    text = _RE.choice.sub(_chosen_in_capitals, text)
+    text = _RE.legend.sub(_by_legend, text)
+    text = _RE.chosen.sub(lambda match: f": {match['first'] or match['second']} ; ", text)
+    text = _RE.plus.sub(" present ; ", text.replace("+/-", " possible "))
     head, bar, cells = text.partition("|")
-    if len(_SIGNED.findall(text)) > 1:  # "-eff, +ptx"
-        text = _SIGNED.sub(lambda match: "no " if match["sign"] == "-" else " ", text)
+    if len(_RE.signed.findall(text)) > 1:  # "-eff, +ptx"
+        text = _RE.signed.sub(lambda match: "no " if match["sign"] == "-" else " ", text)
     text = f"{head}{bar}{cells.replace('|', ' ; ')}" if cells.count("|") else text
     text = _write_out_boxes(text)
-    text = _MINUS.sub(r"\g<label> absent", _BEFORE.sub("no ", text))
-    text = _ANSWER.sub(_as_word, text)
-    text = _BARE_ANSWER.sub(_as_word, text)
-    return _CARDIOMEGALY.sub("cardiomegaly", text) if "CM" in text else text
+    text = _RE.minus.sub(r"\g<label> absent", _RE.before.sub("no ", text))
+    text = _RE.answer.sub(_as_word, text)
+    text = _RE.bare_answer.sub(_as_word, text)
+    return _RE.cardiomegaly.sub("cardiomegaly", text) if "CM" in text else text
 
 
 def _heart_size(match: re.Match[str]) -> str:
@@ -171,22 +79,22 @@ def _as_word(match: re.Match[str]) -> str:
 
 def _write_out_boxes(text: str) -> str:
     """Write out check boxes: an empty one denies, a ticked one states."""
-    if not _BOX.search(text):
+    if not _RE.box.search(text):
         return text
-    text = _EMPTY_ANSWER.sub(" ", text)
-    text = _TICKED_ANSWER.sub(lambda match: f": {match['word']} ;", text)
-    boxes = list(_BOX.finditer(text))
+    text = _RE.empty_answer.sub(" ", text)
+    text = _RE.ticked_answer.sub(lambda match: f": {match['word']} ;", text)
+    boxes = list(_RE.box.finditer(text))
     if not boxes:
         return text
     if boxes[0].start() > len(text) - len(text.lstrip()):  # boxes behind their labels
-        return _BOX.sub(lambda match: " absent ; " if match["empty"] else " present ; ", text)
+        return _RE.box.sub(lambda match: " absent ; " if match["empty"] else " present ; ", text)
     written = []
     ends = [box.start() for box in boxes[1:]] + [len(text)]
     for box, end in zip(boxes, ends, strict=True):
         label = text[box.end() : end]
         if box["empty"] is None:
             written.append(label)
-        elif not _SELF_DENIED.match(label):  # an empty "[ ] No effusion" says nothing
+        elif not _RE.self_denied.match(label):  # an empty "[ ] No effusion" says nothing
             written.append(f" no {label}")
     return " ; ".join(written)
 

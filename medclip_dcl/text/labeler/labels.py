@@ -13,7 +13,7 @@ import json
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from medclip_dcl.core.artifact import Artifact, ArtifactType
 from medclip_dcl.core.tables import Column, TableFormat, TableWriter
 from medclip_dcl.text.boundaries import cut_sentences
+from medclip_dcl.text.cleaning import Patterns
 from medclip_dcl.text.labeler import lexicon
 from medclip_dcl.text.labeler.forms import silence_labels, write_out
 from medclip_dcl.text.labeler.laterality import read_laterality
@@ -134,7 +135,7 @@ def read_report(text: str) -> Reading:
 
 def reader_digest() -> str:
     """Name the rules and words that claims are read with, by 16 hexadecimal digits."""
-    data = [RULES, lexicon.TREE, WORDS_OF, sorted(lexicon.MIDLINE)]
+    data = [RULES, lexicon.TREE, Patterns.tree, WORDS_OF, sorted(lexicon.MIDLINE)]
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
 
 
@@ -356,10 +357,16 @@ def unite(parts: Iterable[ReportLabels]) -> ReportLabels:
         negated |= part.negated
         uncertain |= part.uncertain
         normal |= part.normal
-    uncertain -= asserted.keys()
-    negated -= asserted.keys() | uncertain
     normal &= not asserted and not uncertain
-    return ReportLabels(asserted, frozenset(negated), frozenset(uncertain), normal)
+    return _settled(asserted, negated, uncertain, normal)
+
+
+def _settled(
+    asserted: Mapping[str, frozenset[str]], negated: Set[str], uncertain: Set[str], normal: bool
+) -> ReportLabels:
+    """Let the stronger word about each finding stand: asserted, then hedged, then negated."""
+    hedged = frozenset(uncertain - asserted.keys())
+    return ReportLabels(asserted, frozenset(negated - asserted.keys() - hedged), hedged, normal)
 
 
 def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
@@ -388,15 +395,9 @@ def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
         return SILENT
     # "Possible edema" and "edema is worse": the stronger word stands. "Evaluate for edema" and
     # what a concept leaves open give way to any other word.
-    uncertain = (uncertain | (asked - negated)) - asserted.keys()
-    negated -= asserted.keys() | uncertain
-    normal |= all(negated & part for part in _CHECKED_WHERE_NORMAL)
-    return ReportLabels(
-        asserted,
-        frozenset(negated),
-        frozenset(uncertain),
-        normal and not abnormal,
-    )
+    labels = _settled(asserted, negated, uncertain | (asked - negated), normal and not abnormal)
+    is_checked = all(labels.negated & part for part in _CHECKED_WHERE_NORMAL)
+    return replace(labels, normal=(normal or is_checked) and not abnormal)
 
 
 def _said_of(mention: Mention) -> Iterator[tuple[str, Polarity]]:

@@ -79,5 +79,9 @@ def pattern_of(text: str) -> str:
     return f"(?:{'|'.join(re.escape(phrase).replace(chr(92) + ' ', ' ') for phrase in phrases)})"
 
 
-ANSWERS: dict[str, str] = {kind: pattern_of(text) for kind, text in TREE["answers"].items()}
-"""no, yes, open, silent, and words of seeing -> pattern."""
+WORDS = {
+    f"{table}.{kind}": pattern_of(text)
+    for table in ("answers", "ends", "elsewhere")
+    for kind, text in TREE[table].items()
+}
+"""Table and entry, as `answers.no` -> pattern of its phrases, as `Patterns` takes them."""
