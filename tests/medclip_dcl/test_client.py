@@ -58,7 +58,7 @@ def test_a_service_that_is_loading_is_waited_for(service, folder, monkeypatch):
     assert np.shape(answer.findings[0].heatmap) == (4, 4)
 
 
-def test_every_question_is_answered(service: Service, folder: Path) -> None:
+def test_every_question_is_answered_and_one_sentence_or_image_stands_for_a_list(service, folder):
     image = (folder / "image.dcm").read_bytes()
     asked = [{"name": "one", "positive": "Effusion", "negative": "No effusion"}]
     with Client(service.url, KEY) as client:
@@ -75,9 +75,6 @@ def test_every_question_is_answered(service: Service, folder: Path) -> None:
     assert len(images.hits) == 3
     assert all(hit.study_id for hit in images.hits)
     assert [hit.score for hit in texts.hits] == sorted((h.score for h in texts.hits), reverse=True)
-
-
-def test_one_sentence_or_image_stands_for_a_list_of_it(service: Service, folder: Path) -> None:
     path = folder / "image.dcm"
     finding = {"name": "one", "positive": "Effusion", "negative": "No effusion"}
     with Client(service.url, KEY) as client:

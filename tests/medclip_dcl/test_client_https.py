@@ -90,7 +90,14 @@ def test_another_name_than_the_certificate_s_is_said(service, certificates, monk
     assert "ai.example" in error.message
 
 
-def test_why_nobody_answered_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_nobody_answered_is_said(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with (
+            Client(url, timeout_s=0.2) as client,
+            pytest.raises(ServiceError, match="time ran out"),
+        ):
+            client.model()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
@@ -106,16 +113,6 @@ def test_why_nobody_answered_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     assert "name of its host is unknown" in refusal("http://ai.example").message
-
-
-def test_silence_is_said() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with (
-            Client(url, timeout_s=0.2) as client,
-            pytest.raises(ServiceError, match="time ran out"),
-        ):
-            client.model()
 
 
 @pytest.mark.parametrize(

@@ -110,14 +110,12 @@ def before_modality(data: bytes) -> bytes:
 
 
 def nested(levels: int, length: bytes = b"\xff\xff\xff\xff") -> bytes:
-    """An image with sequences inside sequences."""
     start = b"\x08\x00\x40\x11SQ\0\0" + length + b"\xfe\xff\x00\xe0" + length
     return before_modality(start * levels)
 
 
 @cache
 def zeros() -> bytes:
-    """200 MiB of zeros, deflated."""
     packer = zlib.compressobj(1)
     return b"".join(packer.compress(bytes(2**20)) for _ in range(200)) + packer.flush()
 

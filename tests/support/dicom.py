@@ -69,7 +69,6 @@ def dicom_bytes(
 
 
 def raster_bytes(pixels: np.ndarray, form: str, **options: Any) -> bytes:
-    """A PNG or JPEG file of the pixels."""
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, form, **options)
     return stream.getvalue()

@@ -98,7 +98,6 @@ def study_findings(studies: int) -> dict[str, list[str]]:
 
 
 def selection(images: int = 48) -> IndexContent:
-    """What a small index holds."""
     manifest = manifest_table(images)
     prepared = NumberedImages(manifest.column("image_id").to_pylist())
     return select_content(
@@ -107,7 +106,6 @@ def selection(images: int = 48) -> IndexContent:
 
 
 def build(path: Path, settings: IndexConfig, images: int = 48) -> Artifact:
-    """Commit a small index."""
     chosen = selection(images)
     prepared = NumberedImages(manifest_table(images).column("image_id").to_pylist())
     fingerprint = make_fingerprint(

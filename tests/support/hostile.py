@@ -88,7 +88,6 @@ CHARSETS = (
 
 
 def named() -> dict[str, Request]:
-    """Every named request by its name."""
     return dict(_pairs())
 
 

@@ -38,7 +38,6 @@ def milvus_server(folder: Path) -> Iterator[str]:
 
 
 def start_server(folder: Path, port: int) -> subprocess.Popen[bytes]:
-    """Start the server and wait until it takes connections."""
     script = "import sys; from milvus_lite.cmdline import main; sys.exit(main())"
     words = ["server", "--data-dir", str(folder), "--host", "127.0.0.1", "--port", str(port)]
     process = subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.DEVNULL)

@@ -8,35 +8,16 @@ from tests.support.dicom import raster_bytes
 
 XML = """<?xml version="1.0" encoding="utf-8"?>
 <eCitation>
-  <meta type="rr"/>
   <uId id="{uid}"/>
   <pmcId id="{number}"/>
-  <docSource>CXR</docSource>
-  <IUXRId id="{number}"/>
   <licenseType>open-access</licenseType>
-  <licenseURL>http://creativecommons.org/licenses/by-nc-nd/4.0/</licenseURL>
-  <ccLicense>byncnd</ccLicense>
-  <articleURL/>
-  <articleDate/>
-  <articleType>XR</articleType>
-  <publisher>Indiana University</publisher>
-  <title>Indiana University Chest X-ray Collection</title>
-  <note>The data are drawn from multiple hospital systems.</note>
-  <specialty>pulmonary diseases</specialty>
-  <subset>CXR</subset>
   <MeSH><major>normal</major><automatic>lung</automatic></MeSH>
   <MedlineCitation Owner="Indiana University" Status="supplied by publisher">
-    <Article PubModel="Electronic">
-      <Journal><JournalIssue><PubDate><Year>2013</Year></PubDate></JournalIssue></Journal>
-      <ArticleTitle>Indiana University Chest X-ray Collection</ArticleTitle>
-      <Abstract>
-        <AbstractText Label="COMPARISON">None.</AbstractText>
-        <AbstractText Label="INDICATION">Positive TB test</AbstractText>
-        <AbstractText Label="FINDINGS">{findings}</AbstractText>
-        <AbstractText Label="IMPRESSION">{impression}</AbstractText>
-      </Abstract>
-      <Affiliation>Indiana University</Affiliation>
-    </Article>
+    <Abstract>
+      <AbstractText Label="COMPARISON">None.</AbstractText>
+      <AbstractText Label="FINDINGS">{findings}</AbstractText>
+      <AbstractText Label="IMPRESSION">{impression}</AbstractText>
+    </Abstract>
   </MedlineCitation>
 {images}</eCitation>
 """
@@ -49,7 +30,6 @@ IMAGE = """  <parentImage id="{name}">
 
 
 def xml(uid: str, findings: str, impression: str, images: list[str]) -> str:
-    """One report."""
     body = "".join(IMAGE.format(name=name) for name in images)
     number = uid.removeprefix("CXR")
     return XML.format(
@@ -58,7 +38,6 @@ def xml(uid: str, findings: str, impression: str, images: list[str]) -> str:
 
 
 def write_image(path: Path) -> None:
-    """A small PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(raster_bytes(np.arange(64, dtype=np.uint8).reshape(8, 8), "PNG"))
 

@@ -185,7 +185,6 @@ _BLOCK = {
 
 
 def write_open_clip(folder: Path, state: dict[str, Tensor], **model_cfg: Any) -> None:
-    """Write weights as open_clip does."""
     folder.mkdir()
     torch.save(state, folder / "open_clip_pytorch_model.bin")
     tree = {

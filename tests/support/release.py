@@ -37,7 +37,6 @@ class Release:
     """dicom_id -> bytes of its image, where they are not a ramp; None: no file."""
 
     def write(self, root: Path) -> None:
-        """Write the tree."""
         tables = {
             "metadata": ["dicom_id,subject_id,study_id,ViewPosition,Rows,Columns"]
             + [

@@ -127,15 +127,12 @@ Process = subprocess.Popen[Any] | ForkServerProcess
 
 @dataclass
 class Service:
-    """A running service."""
-
     process: Process
     log: Path
     url: str = ""
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port."""
         url = httpx.URL(self.url)
         return url.host, url.port or 80
 

@@ -1,36 +1,30 @@
 """Drafts: what was written before a kill is found again, and a commit is whole or not there."""
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from medclip_dcl.core.artifact import HEADER, make_fingerprint, open_artifact, remove_retired
-from medclip_dcl.core.artifact_writer import map_resumable, remove_resumable, write_artifact
+from medclip_dcl.core.artifact_writer import (
+    changed_code,
+    map_resumable,
+    remove_resumable,
+    write_artifact,
+)
 from medclip_dcl.core.errors import ArtifactError, ArtifactStale, ArtifactUnwritable
 from medclip_dcl.core.files import STAGED, write_text
-from tests.support.headers import ARTIFACT, COSTLY, make
+from tests.support.headers import ARTIFACT, COSTLY, made_by_other_code, make
 
 
-def test_a_costly_draft_of_an_earlier_format_is_refused_and_kept(tmp_path: Path) -> None:
-    draft = tmp_path / ".thing.draft"
-    draft.mkdir()
-    write_text(draft / "recipe.json", "{}")
-    write_text(draft / "part.txt", "hours")
-    with (
-        pytest.raises(ArtifactStale, match=r"by an earlier version.*delete that folder"),
-        write_artifact(tmp_path / "thing", COSTLY, make_fingerprint(COSTLY, {}, {})),
-    ):
-        pass
-    assert (draft / "part.txt").read_text() == "hours"
-
-
-def test_draft_of_the_same_recipe_is_resumed_and_of_another_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "thing"
+def test_a_draft_is_resumed_by_its_recipe_alone_and_seals_nothing_half_written(tmp_path) -> None:
+    path = tmp_path / "above" / "thing"
     fingerprint = make_fingerprint(ARTIFACT, {"a": 1}, {})
     with write_artifact(path, ARTIFACT, fingerprint) as writer:
         write_text(writer.directory / "part.txt", "done")
@@ -41,6 +35,12 @@ def test_draft_of_the_same_recipe_is_resumed_and_of_another_is_not(tmp_path: Pat
     with write_artifact(path, ARTIFACT, make_fingerprint(ARTIFACT, {"a": 2}, {})) as writer:
         assert not writer.resumed
         assert not (writer.directory / "part.txt").exists()
+    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+        write_text(writer.directory / "part.txt", "done")
+        (writer.directory / f"{STAGED}part.txt.abc").write_text("do")
+    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+        assert writer.resumed
+        assert set(writer.commit({}).files) == {"part.txt"}
 
 
 @pytest.mark.parametrize(
@@ -92,17 +92,7 @@ def test_a_draft_outlives_a_kill_at_every_step_of_sealing(tmp_path, monkeypatch,
     assert open_artifact(path, ARTIFACT).file("data.txt").read_text() == "done"
 
 
-def test_what_a_killed_writer_left_half_written_is_not_sealed(tmp_path: Path) -> None:
-    fingerprint = make_fingerprint(ARTIFACT, {}, {})
-    with write_artifact(tmp_path / "thing", ARTIFACT, fingerprint) as writer:
-        write_text(writer.directory / "data.txt", "done")
-        (writer.directory / f"{STAGED}data.txt.abc").write_text("do")
-    with write_artifact(tmp_path / "thing", ARTIFACT, fingerprint) as writer:
-        assert writer.resumed
-        assert set(writer.commit({}).files) == {"data.txt"}
-
-
-def test_a_costly_draft_of_another_recipe_is_refused_by_name_and_kept(tmp_path: Path) -> None:
+def test_a_costly_draft_of_another_recipe_or_format_is_refused_by_name_and_kept(tmp_path):
     path = tmp_path / "thing"
     with write_artifact(path, COSTLY, make_fingerprint(COSTLY, {"a": 1}, {})):
         pass
@@ -117,6 +107,16 @@ def test_a_costly_draft_of_another_recipe_is_refused_by_name_and_kept(tmp_path: 
     with write_artifact(path, COSTLY, make_fingerprint(COSTLY, {"a": 2}, {})) as writer:
         assert writer.resumed
         assert (writer.directory / "part.txt").read_text() == "hours"
+    draft = tmp_path / ".other.draft"
+    draft.mkdir()
+    write_text(draft / "recipe.json", "{}")
+    write_text(draft / "part.txt", "hours")
+    with (
+        pytest.raises(ArtifactStale, match=r"by an earlier version.*delete that folder"),
+        write_artifact(tmp_path / "other", COSTLY, make_fingerprint(COSTLY, {}, {})),
+    ):
+        pass
+    assert (draft / "part.txt").read_text() == "hours"
 
 
 @pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EIO, errno.EROFS])
@@ -198,15 +198,6 @@ def test_an_old_artifact_that_a_kill_left_is_not_read_in_place_of_the_new(tmp_pa
     assert not (tmp_path / ".thing.retired").exists()
 
 
-def test_a_writer_may_clear_its_draft_and_folders_above_it_are_made(tmp_path: Path) -> None:
-    path = tmp_path / "above" / "work" / "thing"
-    with write_artifact(path, ARTIFACT, make_fingerprint(ARTIFACT, {}, {})) as writer:
-        for file in writer.directory.iterdir():
-            file.unlink()
-        write_text(writer.directory / "data.txt", "new")
-        assert set(writer.commit({}).files) == {"data.txt"}
-
-
 def test_second_writer_is_refused(tmp_path: Path) -> None:
     fingerprint = make_fingerprint(ARTIFACT, {}, {})
     with (
@@ -221,7 +212,7 @@ def doubled(part: Sequence[int]) -> list[dict[str, Any]]:
     return [{"value": 2 * item} for item in part]
 
 
-def test_a_killed_run_goes_on_after_its_last_unit(tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_after_its_last_unit_and_nothing_of_it_is_sealed(tmp_path):
     def fail_at_four(part: Sequence[int]) -> list[dict[str, Any]]:
         if 4 in part:
             raise KeyboardInterrupt
@@ -240,10 +231,36 @@ def test_a_killed_run_goes_on_after_its_last_unit(tmp_path: Path) -> None:
     assert asked == [4, 5]
     assert [row["value"] for row in rows] == [0, 2, 4, 6, 8, 10]
     assert done == [2, 2, 2]
-
-
-def test_nothing_of_it_is_sealed(tmp_path: Path) -> None:
-    map_resumable(tmp_path, "x", range(3), 2, doubled, lambda _: None)
     (tmp_path / "kept").touch()
     remove_resumable(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_an_artifact_knows_the_code_that_made_it_and_stays_valid(tmp_path):
+    origin = make(tmp_path / "thing").origin
+    assert origin["packages"]["numpy"] == np.__version__
+    assert 0 <= origin["seconds"] < 60
+    sealed = make(tmp_path / "thing")
+    assert changed_code(sealed) == []
+    assert len(sealed.origin["code"]["medclip_dcl/core/files.py"]) == 16
+    made_by_other_code(tmp_path / "thing", "medclip_dcl/core/files.py")
+    opened = open_artifact(tmp_path / "thing", ARTIFACT)
+    assert changed_code(opened) == ["medclip_dcl/core/files.py"]
+    assert (opened.digest, opened.fingerprint) == (sealed.digest, sealed.fingerprint)
+
+
+@pytest.mark.parametrize("same_code", [True, False])
+@pytest.mark.parametrize("digest", ["0" * 16, None])
+def test_a_draft_of_other_code_is_resumed_unless_the_same_is_asked_for(
+    tmp_path: Path, *, same_code: bool, digest: str | None
+) -> None:
+    fingerprint = make_fingerprint(ARTIFACT, {}, {})
+    with write_artifact(tmp_path / "thing", ARTIFACT, fingerprint) as writer:
+        note = writer.directory / "code.json"
+        code = json.loads(note.read_text())
+        if digest:
+            note.write_text(json.dumps(code | {"medclip_dcl/core/files.py": digest}))
+    with write_artifact(tmp_path / "thing", ARTIFACT, fingerprint, same_code=same_code) as writer:
+        assert writer.resumed is not (same_code and digest is not None)
+        write_text(writer.directory / "data.txt", "content")
+        assert set(writer.commit({}).files) == {"data.txt"}

@@ -19,13 +19,6 @@ from medclip_dcl.core.files import (
 from tests.support.users import plain_user
 
 
-def test_written_file_has_its_content_and_no_litter_stays(tmp_path: Path) -> None:
-    write_text(tmp_path / "a.txt", "old")
-    write_text(tmp_path / "a.txt", "näw")
-    assert (tmp_path / "a.txt").read_bytes() == "näw".encode()
-    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
-
-
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
 def test_written_file_has_the_mode_that_the_umask_leaves(tmp_path, umask, mode):
     before = os.umask(umask)

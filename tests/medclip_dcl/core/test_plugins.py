@@ -133,7 +133,7 @@ def rewrite(model: Path, config: str) -> None:
     (model / HEADER).write_text(header_text({**tree, "checksum": json_digest(tree)}))
 
 
-def test_a_metric_is_measured_and_a_headline(tmp_path: Path) -> None:
+def test_a_metric_is_measured_and_a_headline_and_its_file_is_named_once_changed(tmp_path):
     load_config(of_page("metric", tmp_path))
     margins = np.array([[0.4, 0.2, -0.1, -0.3]])
     truth = np.array([[1, 1, 0, 0]], dtype=np.int8)
@@ -142,6 +142,11 @@ def test_a_metric_is_measured_and_a_headline(tmp_path: Path) -> None:
     question = {"absent": "", "figures": {}, "groups": {}, "chance": {}}
     tree = {"metrics": {"margin_gap": "margin gap, mean"}, "questions": {"zero_shot": question}}
     assert results.headlines_of(tree)[-1].name == "zero_shot.mean_margin_gap"
+    made = code_digests()
+    assert "plugin gap" in made
+    assert changed_modules(made) == []
+    assert changed_modules(made | {"plugin gap": "of another day"}) == ["plugin gap"]
+    assert changed_modules({"plugin of_another_run": "0"}) == []
 
 
 def test_a_route_is_answered_with_keys_and_limits(tmp_path: Path) -> None:
@@ -192,12 +197,3 @@ def test_an_installed_package_is_asked_by_name_alone(monkeypatch: pytest.MonkeyP
     assert LOSSES["summed"] is math.fsum
     assert LOSSES.check("infonce") == "infonce"  # what is built in asks nobody
     assert asked == [("medclip_dcl.losses", "summed")]
-
-
-def test_a_changed_plugin_is_named(tmp_path: Path) -> None:
-    load_config(of_page("metric", tmp_path))
-    made = code_digests()
-    assert "plugin gap" in made
-    assert changed_modules(made) == []
-    assert changed_modules(made | {"plugin gap": "of another day"}) == ["plugin gap"]
-    assert changed_modules({"plugin of_another_run": "0"}) == []

@@ -3,12 +3,10 @@
 import io
 import json
 
-import pytest
-
 from medclip_dcl.core.progress import Progress
 
 
-def test_last_line_counts_everything_once() -> None:
+def test_progress_counts_everything_and_writes_lines_at_most_so_often(monkeypatch):
     stream = io.StringIO()
     with Progress("scoring", total=10, unit="sentence", done=4, stream=stream) as progress:
         progress.advance(3, loss=0.5)
@@ -17,9 +15,6 @@ def test_last_line_counts_everything_once() -> None:
     shown = json.loads(line)
     assert (shown["progress"], shown["done"], shown["total"]) == ("scoring", 10, 10)
     assert (shown["loss"], shown["left_s"]) == (0.5, 0)
-
-
-def test_lines_come_at_most_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROGRESS_EVERY_S", "0")
     stream = io.StringIO()
     with Progress("scoring", total=3, unit="sentence", stream=stream) as progress:

@@ -36,7 +36,7 @@ from medclip_dcl.data.images import (
     send,
     shared_decoder,
 )
-from medclip_dcl.data.limits import REASONS, ImagesConfig
+from medclip_dcl.data.limits import REASONS, ImagesConfig, is_dicom, require_image
 from tests.support.bombs import BOMBS, zeros
 from tests.support.dicom import J2K, JPEG_LS, dicom_bytes, ramp, raster_bytes, refusal, scaled
 
@@ -58,22 +58,19 @@ def test_colours_of_a_png_become_luma() -> None:
     assert image.pixels[0, 1] == round(150 / 255 * 65535)  # 0.587 x 255, BT.601
 
 
-def test_truncated_file_is_refused_wherever_it_is_cut() -> None:
+def test_a_truncated_file_is_refused_wherever_it_is_cut_and_a_png_of_many_chunks():
     file = dicom_bytes(ramp())
     for end in (131, 200, 400, len(file) - 2000, len(file) - 2):
         assert refusal(file[:end]) in {"unknown_format", "truncated", "bad_tags", "no_pixel_data"}
     raster = raster_bytes(ramp(200, 200, 255).astype(np.uint8), "jpeg")
     assert refusal(raster[: len(raster) // 2]) in {"corrupt", "truncated"}
-
-
-ITEM, ITEM_END = b"\xfe\xff\x00\xe0\0\0\0\0", b"\xfe\xff\xdd\xe0\0\0\0\0"
-
-
-def test_a_png_of_many_chunks_is_refused() -> None:
     png = raster_bytes(ramp().astype(np.uint16), "png")
     chunk = b"\0\0\0\0meDi" + struct.pack(">I", zlib.crc32(b"meDi"))
     assert open_image(png[:33] + 100 * chunk + png[33:]).pixels.shape == ramp().shape
     assert refusal(png[:33] + 70_000 * chunk + png[33:]) == "corrupt"
+
+
+ITEM, ITEM_END = b"\xfe\xff\x00\xe0\0\0\0\0", b"\xfe\xff\xdd\xe0\0\0\0\0"
 
 
 # Metadata that are damaged, around pixels that are whole
@@ -187,12 +184,7 @@ def require_plain(error: ImageError) -> None:
     assert not re.search(r"[a-z](Error|Exception|Warning)\b|a name|object at|Traceback", str(error))
 
 
-def test_no_meaning_of_a_reason_shows_the_name_of_a_class() -> None:
-    for code, meaning in REASONS.items():
-        require_plain(ImageError(code, meaning))
-
-
-def test_random_bytes_give_a_picture_or_a_reason() -> None:
+def test_random_bytes_give_a_picture_or_a_reason_in_plain_words():
     random = np.random.default_rng(3)
     stored = ramp(12, 12)
     jpeg2000 = bytes(imagecodecs.jpeg2k_encode(stored, codecformat="jp2", level=0))
@@ -216,6 +208,8 @@ def test_random_bytes_give_a_picture_or_a_reason() -> None:
             codes.append(error.code)
     assert 0 < len(codes) < 200
     assert np.array_equal(open_image(io.BytesIO(sound[0]).getvalue()).pixels, scaled(stored))
+    for code, meaning in REASONS.items():
+        require_plain(ImageError(code, meaning))
 
 
 # Real DICOM files: every row of the test data's manifest behaves as it expects
@@ -378,7 +372,7 @@ def open_descriptors() -> int:
     return len(list(Path("/dev/fd").iterdir()))
 
 
-def test_messages_carry_a_header_and_one_descriptor() -> None:
+def test_messages_carry_a_header_and_one_descriptor_and_arrays_must_be_whole():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     longest = {"a": "x" * (65_536 - len('{"a": ""}'))}
     with ours, theirs, scratch(b"pixels") as file:
@@ -406,6 +400,13 @@ def test_messages_carry_a_header_and_one_descriptor() -> None:
             send(theirs, {"a": 1})
         with pytest.raises(Closed):
             send(theirs, {"a": 1}, file)
+    words = np.arange(6, dtype=np.uint16)
+    with scratch(words.data) as file:
+        copied = read_array(file, (2, 3), np.uint16)
+        os.pwrite(file, bytes(12), 0)
+        assert np.array_equal(copied, words.reshape(2, 3))
+        with pytest.raises(Closed):
+            read_array(file, (13,), np.uint8)
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="no limits of another process")
@@ -426,16 +427,6 @@ def test_no_room_to_hand_an_image_over_is_not_the_images_fault() -> None:
             assert decoder.open(data).pixels.shape == (64, 64)  # by another worker
 
 
-def test_an_array_is_copied_out_and_must_be_there_whole() -> None:
-    words = np.arange(6, dtype=np.uint16)
-    with scratch(words.data) as file:
-        copied = read_array(file, (2, 3), np.uint16)
-        os.pwrite(file, bytes(12), 0)
-        assert np.array_equal(copied, words.reshape(2, 3))
-        with pytest.raises(Closed):
-            read_array(file, (13,), np.uint8)
-
-
 def test_without_files_in_memory_images_go_by_temporary_ones(monkeypatch, tmp_path):
     """As on macOS, which has no memfd: the same pictures, nothing left."""
     monkeypatch.delattr(os, "memfd_create")
@@ -449,3 +440,21 @@ def test_without_files_in_memory_images_go_by_temporary_ones(monkeypatch, tmp_pa
         assert np.array_equal(decoder.open(data).pixels, scaled(ramp()))
         assert open_descriptors() == before
     assert list(tmp_path.iterdir()) == []
+
+
+def test_refused_by_first_bytes_and_size(tmp_path):
+    assert refusal(b"") == "empty"
+    assert refusal(b"file,view\nimages/a.jpg,PA\n" * 20) == "unknown_format"
+    file = dicom_bytes(ramp())
+    assert refusal(file, max_bytes=len(file) - 1) == "too_many_bytes"
+    require_image(file, len(file), max_bytes=len(file))
+    assert refusal(Path("/nowhere/image.dcm")) == "missing"
+    assert refusal("/nowhere/image.dcm") == "missing"
+    (tmp_path / "image.dcm").write_bytes(file)
+    assert open_image(str(tmp_path / "image.dcm")).pixels.any()
+    assert refusal(Path("/dev/null")) == "missing"
+    os.mkfifo(tmp_path / "pipe")
+    assert refusal(tmp_path / "pipe") == "missing"  # at once: nobody may ever write to it
+    assert is_dicom(bytes(128) + b"DICM")
+    for data in (bytes(127) + b"DICM", bytes(129) + b"DICM", b"DICM" + bytes(128), bytes(132), b""):
+        assert not is_dicom(data)

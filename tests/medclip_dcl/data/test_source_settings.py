@@ -24,13 +24,10 @@ def names_of(kind: str, file: str) -> set[str]:
     return set(re.findall(r"`([^`]+)`", row["read"]))
 
 
-def test_the_page_names_every_kind_of_source() -> None:
+def test_the_page_names_every_kind_of_source_and_every_column_and_tag_that_readers_require():
     kinds = set(SOURCES.own)
     assert {row["kind"] for row in INPUTS} == kinds | {"any", "dicomweb"}  # one of hospital/
     assert set(READERS) == kinds
-
-
-def test_the_page_names_every_column_and_tag_that_readers_require() -> None:
     assert names_of("mimic_cxr", "chexpert") == {"study_id", *LABELS}
     assert names_of("dicom", "any file") == {*metadata.TAGS.values(), "source.modalities"}
     assert names_of("any", "source.boxes") == {*MS_CXR_COLUMNS.values(), "path"}

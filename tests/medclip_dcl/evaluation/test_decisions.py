@@ -74,15 +74,12 @@ def test_figures_at_a_threshold_agree_with_scikit_learn_in_every_sample():
             assert auprc[row] == pytest.approx(area, abs=1e-9)
 
 
-def test_auprc_by_hand():
+def test_auprc_and_calls_that_are_all_alike_by_hand():
     # Ranked: hit (1/1), miss, hit (2/3) -> mean of the precisions at both hits.
     scores = np.array([0.9, 0.5, 0.4])
     assert average_precision(scores, truth(1, 0, 1))[0] == pytest.approx((1 + 2 / 3) / 2)
     assert average_precision(np.zeros(4), truth(1, 0, 0, 0)) == [0.25]  # ties: the prevalence
     assert value_of(average_precision(scores, truth(0, 0, 0))) is None
-
-
-def test_images_called_alike_have_an_mcc_of_0_and_no_value_of_the_other_call():
     scores, positive = np.array([0.2, 0.8]), truth(0, 1)
     low, high = (confusion_metrics(scores, positive, level) for level in (0.1, 0.9))
     assert low["mcc"] == high["mcc"] == [0.0]
@@ -100,7 +97,7 @@ def test_youden_is_the_best_point_of_scikit_learns_curve():
         assert choose_threshold(scores, positive) == best
 
 
-def test_a_finding_without_a_validation_positive_is_null_with_the_reason():
+def test_nulls_of_validation_and_of_the_evaluated_images_say_why():
     known = np.array([[0, 0, UNKNOWN], [0, 1, UNKNOWN]], dtype=np.int8)
     margins = np.array([[0.1, 0.2, 0.3], [0.1, 0.2, 0.3]])
     thresholds = choose_thresholds(margins, known, ["a", "a", "b"])
@@ -119,9 +116,6 @@ def test_a_finding_without_a_validation_positive_is_null_with_the_reason():
     assert outcome.figures["mean_mcc"].value == 1.0
     assert (outcome.pool["findings"], outcome.pool["thresholds"]) == (2, 1)
     assert outcome.chance["rare.auprc"] == pytest.approx(2 / 3)
-
-
-def test_nulls_of_the_evaluated_images_say_why():
     margins, shown = np.array([[0.1, 0.2]]), np.array([[0, 0]], dtype=np.int8)
     thresholds = [Figure(0.5, 9, 9)]
     outcome = evaluate_decisions(["fluid"], margins, shown, ["a", "b"], thresholds, NO_DRAWS)
@@ -154,16 +148,13 @@ def test_platt_is_the_sigmoid_of_scikit_learn():
     assert np.abs(found - expected).max() < 1e-4
 
 
-def test_the_curve_that_drew_the_truth_is_found_again():
+def test_the_curve_that_drew_the_truth_is_found_again_and_lowers_the_error():
     logits, truth = drawn(40_000, 0.5, -1.0)
     platt = fit_curve(logits, truth)
     assert (platt.slope, platt.intercept) == (
         pytest.approx(0.5, abs=0.02),
         pytest.approx(-1, abs=0.05),
     )
-
-
-def test_fitting_lowers_the_error_of_a_score_that_says_too_much():
     logits, truth = drawn(2000, 0.2, -1.5)
     found = calibrate_finding("edema", logits, truth, 900, ProbabilitiesConfig())
     assert (found.images_with, found.images_without) == (int(truth.sum()), int((~truth).sum()))
@@ -185,7 +176,7 @@ TEN = np.arange(10.0)
 HALVES = TEN > 4
 
 
-def test_a_pair_whose_scores_move_together_is_refused_although_it_ranks_well():
+def test_scores_that_move_together_are_refused_and_the_area_of_too_few_images_is_not():
     settings = ProbabilitiesConfig(least_per_class=3)
     found = calibrate_finding("edema", TEN, HALVES, 10, settings, 0.98)
     assert (found.curve, found.auc, found.correlation) == (None, 1.0, 0.98)
@@ -194,9 +185,6 @@ def test_a_pair_whose_scores_move_together_is_refused_although_it_ranks_well():
     kept = calibrate_finding("edema", TEN, HALVES, 10, settings, 0.94)
     assert kept.curve == fit_curve(TEN, HALVES)
     assert (kept.reason, kept.is_refused, kept.auc) == ("", False, 1.0)
-
-
-def test_an_area_of_too_few_images_refuses_nothing_but_a_correlation_does():
     # No label is needed to see that two scores move together.
     settings = ProbabilitiesConfig(least_per_class=6)
     few = calibrate_finding("edema", -TEN, HALVES, 10, settings, None)

@@ -5,7 +5,6 @@ import torch
 from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.evaluation.evaluated_model import (
     EvaluatedModel,
-    _room_for,
     evaluated_model,
 )
 from medclip_dcl.inference.model_package import read_model_package
@@ -20,7 +19,7 @@ FINDINGS = (Finding("edema", ("There is an effusion.",), ("No edema.",)),)
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, 64, 64), dtype=np.uint8)
 
 
-def test_a_published_model_scores_as_it_answers(tmp_path):
+def test_a_published_model_scores_as_it_answers_and_by_blocks_as_by_all(tmp_path, monkeypatch):
     predictor = load(publish(tmp_path / "model").path, "cpu")
     model = evaluated_model(predictor)
     regions = model.embed_images(IMAGES)
@@ -29,6 +28,12 @@ def test_a_published_model_scores_as_it_answers(tmp_path):
     assert model.margins(regions, FINDINGS) == pytest.approx(expected, abs=1e-6)
     assert model.digest == predictor.digest
     assert read_model_package(tmp_path / "model").digest == model.digest
+    regions, texts = model.embed_images(IMAGES), model.embed_sentences(["No edema.", "Clear."])
+    whole = model.score(regions, texts)
+    monkeypatch.setattr("medclip_dcl.evaluation.evaluated_model._SCORED", 2)
+    assert model.score(regions, texts) == pytest.approx(whole, abs=1e-6)
+    assert model.score(regions.half(), texts) == pytest.approx(whole, abs=1e-3)
+    assert model.score(regions[:0], texts).shape == (2, 0)
 
 
 def test_the_encoder_s_features_are_those_before_the_shared_space(tmp_path):
@@ -38,23 +43,6 @@ def test_the_encoder_s_features_are_those_before_the_shared_space(tmp_path):
     with torch.no_grad():
         maps = predictor.model.image(to_input(IMAGES, predictor.config.model.image.input_px))
     assert features[:, 0, 0] == pytest.approx(maps.flatten(2).mean(dim=2), abs=1e-6)
-
-
-def test_regions_are_held_once_and_in_half_precision_where_they_are_many():
-    part = torch.ones(2, 3, 3, 8)
-    assert _room_for(10, part).shape == (10, 3, 3, 8)
-    assert _room_for(10, part).dtype == torch.float32
-    assert _room_for(10, part, exact_bytes=10 * 72 * 4 - 1).dtype == torch.float16
-
-
-def test_scores_by_blocks_and_of_halves_are_those_of_all(tmp_path, monkeypatch):
-    model = evaluated_model(load(publish(tmp_path / "model").path, "cpu"))
-    regions, texts = model.embed_images(IMAGES), model.embed_sentences(["No edema.", "Clear."])
-    whole = model.score(regions, texts)
-    monkeypatch.setattr("medclip_dcl.evaluation.evaluated_model._SCORED", 2)
-    assert model.score(regions, texts) == pytest.approx(whole, abs=1e-6)
-    assert model.score(regions.half(), texts) == pytest.approx(whole, abs=1e-3)
-    assert model.score(regions[:0], texts).shape == (2, 0)
 
 
 def test_a_clip_is_examined_behind_two_functions():
@@ -78,7 +66,6 @@ def test_a_clip_is_examined_behind_two_functions():
         (np.ones((3, 1, 1, 12)), "gave another value"),
         (torch.full((3, 1, 1, 12), torch.nan), "not finite"),
     ],
-    ids=["no grid", "too few", "no tensor", "not a number"],
 )
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_what_is_no_region_vector_is_refused_by_name(vectors, message):

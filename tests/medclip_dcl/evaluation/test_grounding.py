@@ -26,7 +26,7 @@ from tests.support.oracle import BOXED, BOXED_IMAGES, boxed, oracle, shown
 SAMPLING = BootstrapOptions(20, 0)
 
 
-def test_a_heatmap_in_its_box_stands_out():
+def test_a_heatmap_stands_out_in_its_box_and_turns_the_sign_elsewhere():
     outcome, rows = evaluate_grounding(oracle(), BOXED_IMAGES, BOXED, 80, SAMPLING)
     assert outcome.figures["pointing"].value == 1.0
     assert outcome.figures["cnr"].value == outcome.figures["cnr_signed"].value > 1
@@ -35,6 +35,10 @@ def test_a_heatmap_in_its_box_stands_out():
     assert outcome.groups["Fluid"]["cnr"].n == 2
     assert set(rows[0]) == set(GROUNDINGS.schema.names)
     assert np.argmax(rows[0]["grid"]) == 1
+    wrong = [boxed(0, "fluid", 3, 3), boxed(1, "cyst", 0, 0)]
+    figures = evaluate_grounding(oracle(), BOXED_IMAGES, wrong, 80, SAMPLING)[0].figures
+    assert figures["pointing"].value == 0.0
+    assert figures["cnr_signed"].value < 0 < figures["cnr"].value
 
 
 def test_the_chance_of_cnr_is_that_of_other_images_heatmaps():
@@ -66,13 +70,6 @@ def test_lengths_of_region_vectors_do_not_move_heatmaps_and_boxes():
         lambda model, images: evaluate_boxes(model, images, BOXED, SAMPLING),
     ):
         assert question(model, longer)[0] == question(model, BOXED_IMAGES)[0]
-
-
-def test_a_box_elsewhere_lowers_every_figure_and_turns_the_sign():
-    wrong = [boxed(0, "fluid", 3, 3), boxed(1, "cyst", 0, 0)]
-    figures = evaluate_grounding(oracle(), BOXED_IMAGES, wrong, 80, SAMPLING)[0].figures
-    assert figures["pointing"].value == 0.0
-    assert figures["cnr_signed"].value < 0 < figures["cnr"].value
 
 
 def test_heatmaps_are_compared_at_a_bounded_size_and_are_never_enlarged():
@@ -128,7 +125,7 @@ def box(image_id, phrase, x=0.0, **changes):
     return row | changes
 
 
-def test_boxes_of_one_sentence_on_one_image_are_gathered():
+def test_boxes_of_one_sentence_on_one_image_are_gathered_and_cover_the_centres_they_hold():
     rows = [box("i", "A."), box("j", "A."), box("i", "B."), box("i", "A.", x=40), box("z", "A.")]
     units = boxed_sentences(rows, images("i", "j"), ["a", "a", "b", "a", "a"])
     assert [(unit.image, unit.key, len(unit.boxes)) for unit in units] == [
@@ -141,31 +138,27 @@ def test_boxes_of_one_sentence_on_one_image_are_gathered():
     rows = [box("i", "A.", x=8.0, image_width=40, image_height=200)]
     (unit,) = boxed_sentences(rows, images("i"), ["a"])
     assert unit.boxes.tolist() == [[16, 5, 40, 15]]
+    mask = box_mask(np.array([[1.0, 0.6, 2, 1.5]]), 4, 4)  # x 1..3, y .6..2.1: row 1 alone
+    assert np.argwhere(mask).tolist() == [[1, 1], [1, 2]]
+    assert box_mask(np.array([[0.0, 0, 3, 3], [1.0, 1, 3, 3]]), 4, 4).sum() == 9 + 9 - 4
 
 
 HEATMAP = np.array([[3, 1, 1, 1], [3, 1, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]], dtype=float)
 INSIDE = box_mask(np.array([[0.0, 0, 2, 2]]), 4, 4)
 
 
-def test_a_box_covers_the_pixels_whose_centres_it_holds():
-    mask = box_mask(np.array([[1.0, 0.6, 2, 1.5]]), 4, 4)  # x 1..3, y .6..2.1: row 1 alone
-    assert np.argwhere(mask).tolist() == [[1, 1], [1, 2]]
-    assert box_mask(np.array([[0.0, 0, 3, 3], [1.0, 1, 3, 3]]), 4, 4).sum() == 9 + 9 - 4
-
-
-def test_cnr_by_hand():
+def test_cnr_by_hand_without_pixels_that_have_no_score_and_the_maximum_pointed_at():
     # Inside mean 2, variance 1; outside mean 1/3, variance 1/3 - 1/9 = 2/9.
     expected = (2 - 1 / 3) / np.sqrt(1 + 2 / 9)
     assert signed_cnr(HEATMAP, INSIDE) == pytest.approx(expected)
     assert signed_cnr(HEATMAP, ~INSIDE) == pytest.approx(-expected)
-
-
-def test_pixels_without_a_score_are_left_out_of_cnr():
     padded = np.pad(HEATMAP, 1, constant_values=np.nan)
     mask = np.pad(INSIDE, 1, constant_values=True)
     assert signed_cnr(padded, mask) == pytest.approx(signed_cnr(HEATMAP, INSIDE))
     unseen = np.full_like(HEATMAP, np.nan)
     assert mean_iou(unseen, INSIDE, PAPER_THRESHOLDS) is None
+    assert is_pointed_at(HEATMAP, INSIDE) is True
+    assert is_pointed_at(HEATMAP, ~INSIDE) is False
 
 
 @pytest.mark.parametrize(
@@ -176,21 +169,18 @@ def test_pixels_without_a_score_are_left_out_of_cnr():
         (HEATMAP, np.ones((4, 4), dtype=bool)),
         (np.full((4, 4), np.nan), INSIDE),
     ],
-    ids=["constant", "no box", "box over all", "no score"],
 )
 def test_cnr_without_contrast_is_none(heatmap, mask):
     assert signed_cnr(heatmap, mask) is None
 
 
-def test_paper_thresholds_are_41_and_exact_at_both_ends():
+def test_mean_iou_of_a_perfect_map_over_41_exact_thresholds_and_of_an_empty_union():
     assert len(PAPER_THRESHOLDS) == 41
     assert (PAPER_THRESHOLDS[0], PAPER_THRESHOLDS[20], PAPER_THRESHOLDS[-1]) == (-1.0, 0.0, 1.0)
-
-
-def test_mean_iou_of_a_perfect_map():
     # At t = -1 everything is above: IoU = area = 4/16; at the other 40 it is 1.
     perfect = np.where(INSIDE, 1.0, -1.0)
     assert mean_iou(perfect, INSIDE, PAPER_THRESHOLDS) == pytest.approx((40 + 0.25) / 41)
+    assert mean_iou(np.zeros((4, 4)), np.zeros((4, 4), dtype=bool), (0.1, 0.5)) == 0.0
 
 
 def test_mean_iou_agrees_with_scikit_learn():
@@ -204,12 +194,3 @@ def test_mean_iou_agrees_with_scikit_learn():
     )
     found = mean_iou(heatmap, mask, PAPER_THRESHOLDS)
     assert found == pytest.approx(expected, abs=1e-9, rel=0)
-
-
-def test_mean_iou_of_an_empty_union_is_zero():
-    assert mean_iou(np.zeros((4, 4)), np.zeros((4, 4), dtype=bool), (0.1, 0.5)) == 0.0
-
-
-def test_pointing_asks_where_the_maximum_lies():
-    assert is_pointed_at(HEATMAP, INSIDE) is True
-    assert is_pointed_at(HEATMAP, ~INSIDE) is False

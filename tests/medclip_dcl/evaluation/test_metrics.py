@@ -1,3 +1,5 @@
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from sklearn.calibration import calibration_curve
@@ -10,17 +12,20 @@ from sklearn.metrics import (
 
 from medclip_dcl.core.errors import MetricError
 from medclip_dcl.evaluation.metrics import (
+    BootstrapOptions,
     balanced_accuracy,
     best_ranks,
     brier_score,
     calibration_error,
     chance_recall,
+    estimate,
     mean,
     median,
     patient_weights,
     pearson_correlation,
     recall_at,
     roc_auc,
+    summarise,
     value_of,
 )
 
@@ -29,12 +34,9 @@ def truth(*values):
     return np.array(values, dtype=bool)
 
 
-def test_auc_counts_ordered_pairs():
+def test_auc_counts_ordered_pairs_as_scikit_learn_does_on_tied_scores():
     # Pairs (positive, negative): .8>.6, .8>.1, .3<.6, .3>.1 -> 3 of 4.
     assert roc_auc(np.array([0.8, 0.3, 0.6, 0.1]), truth(1, 1, 0, 0)) == [0.75]
-
-
-def test_auc_agrees_with_scikit_learn_on_tied_scores():
     generator = np.random.default_rng(1)
     for _ in range(20):
         scores = generator.integers(0, 7, 60) / 7
@@ -43,28 +45,24 @@ def test_auc_agrees_with_scikit_learn_on_tied_scores():
         assert value_of(roc_auc(scores, positive)) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("positive", [truth(1, 1), truth(0, 0)])
-def test_figures_that_need_both_classes_are_undefined_with_one(positive):
-    scores = np.array([0.2, 0.4])
-    assert value_of(roc_auc(scores, positive)) is None
-    assert value_of(balanced_accuracy(scores, positive)) is None
-
-
 def test_balanced_accuracy_agrees_with_scikit_learn_and_calls_0_absent():
     generator = np.random.default_rng(3)
     for _ in range(20):
         margins, positive = generator.integers(-3, 4, 50) / 4, generator.random(50) < 0.4
         expected = balanced_accuracy_score(positive, margins > 0)
         assert value_of(balanced_accuracy(margins, positive)) == pytest.approx(expected, abs=1e-12)
-
-
-def test_a_score_that_is_not_a_number_is_refused():
-    with pytest.raises(MetricError, match="1 scores are not finite"):
-        roc_auc(np.array([0.1, np.nan]), truth(1, 0))
+    for positive in (truth(1, 1), truth(0, 0)):  # figures that need both classes
+        assert value_of(roc_auc(np.array([0.2, 0.4]), positive)) is None
+        assert value_of(balanced_accuracy(np.array([0.2, 0.4]), positive)) is None
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_data_that_are_not_one_of_each_per_image_are_refused():
+def test_data_that_are_not_one_finite_number_of_each_per_image_are_refused():
+    with pytest.raises(MetricError, match="1 scores are not finite"):
+        roc_auc(np.array([0.1, np.nan]), truth(1, 0))
+    for said in ([-0.1, 0.5], [0.5, 1.1], [0.5, np.nan]):
+        with pytest.raises(MetricError):
+            calibration_error(np.array(said), np.array([True, False]))
     square = np.zeros((2, 2))
     with pytest.raises(MetricError, match="one of each per image"):
         roc_auc(square, square > 0)
@@ -82,13 +80,10 @@ def test_data_that_are_not_one_of_each_per_image_are_refused():
 WEIGHTS = np.array([[1, 1, 1, 1], [2, 0, 1, 1], [0, 0, 4, 0]])
 
 
-def test_the_weighted_mean_by_hand_leaves_undefined_units_out():
+def test_weighted_mean_and_median_by_hand_leave_undefined_units_out():
     found = mean(np.array([1.0, 5.0, np.nan, 4.0]), WEIGHTS)
     assert found[:2].tolist() == [10 / 3, 2.0]  # (1 + 5 + 4) / 3; (1 + 1 + 4) / 3
     assert np.isnan(found[2])
-
-
-def test_the_weighted_median_by_hand():
     values = np.array([4.0, 1.0, 3.0, 2.0])
     assert median(values, WEIGHTS).tolist() == [2.5, 3.5, 3.0]  # 1234, 2344, 3333
     assert np.isnan(median(np.zeros(0), np.zeros((3, 0), dtype=int))).all()
@@ -118,15 +113,12 @@ SAID = np.array([0.1, 0.2, 0.2, 0.7, 0.9, 1.0])
 TRUE = np.array([False, False, True, True, True, False])
 
 
-def test_the_error_is_the_one_worked_out_by_hand():
+def test_the_error_is_the_one_worked_out_by_hand_and_an_edge_belongs_to_the_bin_above_it():
     # two bins: [0, .5) says 1/6 and finds 1/3; [.5, 1] says 2.6/3 and finds 2/3
     assert calibration_error(SAID, TRUE, bins=2)[0] == pytest.approx(
         0.5 * (0.5 + 0.6) / 3, rel=1e-12
     )
     assert brier_score(SAID, TRUE)[0] == pytest.approx((0.01 + 0.04 + 0.64 + 0.09 + 0.01 + 1) / 6)
-
-
-def test_an_edge_belongs_to_the_bin_above_it():
     # .05 and .1 are in two bins: (.95 + .1) / 2; in one they would err by (.95 - .1) / 2
     found = calibration_error(np.array([0.05, 0.1]), np.array([True, False]))
     assert found[0] == pytest.approx(1.05 / 2)
@@ -143,12 +135,6 @@ def test_bins_and_scores_agree_with_scikit_learn():
     assert brier_score(said, true)[0] == pytest.approx(brier_score_loss(true, said), abs=1e-12)
 
 
-@pytest.mark.parametrize("said", [[-0.1, 0.5], [0.5, 1.1], [0.5, np.nan]])
-def test_what_is_not_a_probability_is_refused(said: list[float]):
-    with pytest.raises(MetricError):
-        calibration_error(np.array(said), np.array([True, False]))
-
-
 def test_correlation_by_hand_without_spread_and_refused_where_not_finite():
     x = np.array([1.0, 2, 3])
     assert pearson_correlation(x, np.array([1.0, 3, 2])) == pytest.approx(0.5)
@@ -163,31 +149,79 @@ SCORES = np.array([[0.9, 0.1, 0.5], [0.2, 0.8, 0.3], [0.7, 0.6, 0.1]])
 DIAGONAL = np.eye(3, dtype=bool)
 
 
-def test_ranks_of_a_literal_matrix():
+def test_ranks_of_a_literal_matrix_recall_and_median_by_hand_and_ties_rank_last():
     assert best_ranks(SCORES, DIAGONAL).tolist() == [1, 1, 3]
-
-
-def test_identical_scores_rank_last():
     assert best_ranks(np.zeros((2, 5)), np.eye(2, 5, dtype=bool)).tolist() == [5, 5]
-
-
-def test_recall_and_median_by_hand():
     ranks = np.array([1, 1, 3, 10])
     assert [recall_at(ranks, k)[0] for k in (1, 2, 3, 10)] == [0.5, 0.5, 0.75, 1.0]
     assert median(ranks) == [2.0]
 
 
-def test_chance_with_several_correct_items_is_hypergeometric():
-    # 2 of 4 correct, list of 2: 1 - C(2,2)/C(4,2) = 5/6; a list longer than the pool finds all.
-    correct = np.array([[1, 1, 0, 0]], dtype=bool)
-    assert chance_recall(correct, 2) == pytest.approx(5 / 6)
-    assert chance_recall(correct, 9) == 1.0
-
-
-def test_ranks_agree_with_scikit_learn_where_one_item_is_correct():
+def test_ranks_agree_with_scikit_learn_where_one_item_is_correct_and_chance_by_hand():
     # With one correct item per query the mean reciprocal rank is the label ranking precision.
     generator = np.random.default_rng(5)
     scores = generator.random((40, 12))
     correct = np.eye(12, dtype=bool)[generator.integers(12, size=40)]
     expected = label_ranking_average_precision_score(correct, scores)
     assert (1 / best_ranks(scores, correct)).mean() == pytest.approx(expected, abs=1e-9, rel=0)
+    # 2 of 4 correct, list of 2: 1 - C(2,2)/C(4,2) = 5/6; a list longer than the pool finds all.
+    correct = np.array([[1, 1, 0, 0]], dtype=bool)
+    assert chance_recall(correct, 2) == pytest.approx(5 / 6)
+    assert chance_recall(correct, 9) == 1.0
+
+
+SUBJECTS = ["a", "a", "b", "c", "d", "e", "f", "g"]
+VALUES = np.arange(8.0)
+
+
+def mean_of(values, subjects, samples, seed=1, undefined=""):
+    options = BootstrapOptions(samples, seed)
+    return estimate(lambda each: {"mean": mean(values, each)}, subjects, options, undefined)["mean"]
+
+
+def test_the_interval_of_a_mean_has_its_known_width_whatever_a_patient_repeats():
+    values = np.random.default_rng(0).normal(size=400)
+    figure = mean_of(values, [str(index) for index in range(400)], 2000)
+    assert figure.value == pytest.approx(values.mean())
+    assert (figure.high - figure.low) / 2 == pytest.approx(1.96 / 20, rel=0.1)
+    assert (figure.n, figure.subjects, figure.reason) == (400, 400, "")
+    values = np.random.default_rng(0).normal(size=50)
+    once, often = (
+        mean_of(np.repeat(values, copies), [str(i) for i in np.repeat(np.arange(50), copies)], 500)
+        for copies in (1, 8)
+    )
+    assert (often.low, often.high) == pytest.approx((once.low, once.high))
+
+
+def test_the_interval_is_that_of_rows_repeated_as_often_as_they_are_drawn():
+    figure = mean_of(VALUES, SUBJECTS, 200)
+    generator, names = np.random.default_rng(1), np.array(SUBJECTS)
+    patients, drawn = sorted(set(SUBJECTS)), []
+    for _ in range(200):
+        chosen = generator.integers(7, size=7)
+        rows = np.concatenate([np.flatnonzero(names == patients[index]) for index in chosen])
+        drawn.append(VALUES[rows].mean())
+    assert (figure.n, figure.subjects) == (8, 7)
+    assert [figure.low, figure.high] == pytest.approx(np.quantile(drawn, [0.025, 0.975]).tolist())
+
+
+def test_undefined_vanishing_and_lonely_figures_have_no_interval():
+    figure = mean_of(np.array([np.nan, np.nan]), ["a", "b"], 20, undefined="no positives")
+    absent = dict.fromkeys(("value", "low", "high"))
+    assert asdict(figure) == absent | {"n": 2, "subjects": 2, "reason": "no positives"}
+
+    def rare(weights):
+        return {"rare": np.where((weights == 1).all(axis=1), 1.0, np.nan)}
+
+    figure = estimate(rare, list("abcd"), BootstrapOptions(200, 0), "")["rare"]
+    assert (figure.value, figure.low, figure.high) == (1.0, None, None)
+    half = summarise(np.array([0.5, 0.4, np.nan]), SUBJECTS, "no images")
+    assert (half.value, half.low) == (0.5, None)
+    figure = mean_of(np.ones(3), ["a"] * 3, 100)
+    assert (figure.value, figure.low) == (1.0, None)
+    figure = mean_of(np.array([1.0, 2.0]), ["a", "b"], 100)
+    assert (figure.value, figure.low, figure.high) == (1.5, 1.0, 2.0)
+    with pytest.raises(MetricError, match="0 patients"):
+        patient_weights(0, 10, np.random.default_rng(0))
+    with pytest.raises(MetricError, match="-1 bootstrap samples"):
+        mean_of(np.ones(1), ["a"], -1)

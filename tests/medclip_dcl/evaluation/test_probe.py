@@ -55,9 +55,6 @@ def test_a_probe_finds_what_features_hold_and_no_more(probed):
     }
     assert right["fluid"] == 1.0
     assert 0.2 < right["cyst"] < 0.8
-
-
-def test_the_figure_is_the_mean_over_findings_with_its_interval(probed):
     figure = probed[0].figures["mean_auc"]
     assert 0.6 < figure.value < 0.85  # one finding at 1, the other by chance
     assert figure.low <= figure.value <= figure.high

@@ -33,14 +33,7 @@ def test_width_and_height_are_not_mixed_up():
     assert top.tolist() == pytest.approx([0.5**0.5, 0.5**0.5, 0], abs=1e-6)
 
 
-def test_a_report_scores_the_mean_of_its_sentences():
-    scores = torch.tensor([[0.2, 0.0], [0.4, 0.6], [-0.2, 0.9]])
-    text, report = torch.tensor([0, 1, 2, 1]), torch.tensor([0, 0, 0, 1])
-    means = report_scores(scores, text, report, 2)
-    assert means.flatten().tolist() == pytest.approx([0.4 / 3, 0.5, 0.4, 0.6])
-
-
-def test_a_report_that_names_what_an_image_shows_ranks_first():
+def test_a_report_scores_the_mean_of_its_sentences_and_ranks_first_where_it_names_what_is_shown():
     reports = [["Fluid."], ["Cyst.", "Cyst."], ["Fluid."]]
     outcome, _ = evaluate_reports(oracle(), IMAGES.select([0, 1, 3]), reports, SAMPLING)
     assert outcome.groups["image_to_report"]["recall_at_1"].value == 1.0
@@ -51,6 +44,10 @@ def test_a_report_that_names_what_an_image_shows_ranks_first():
         "image_to_report": 2,
         "image_to_report.own": 3,
     }
+    scores = torch.tensor([[0.2, 0.0], [0.4, 0.6], [-0.2, 0.9]])
+    text, report = torch.tensor([0, 1, 2, 1]), torch.tensor([0, 0, 0, 1])
+    means = report_scores(scores, text, report, 2)
+    assert means.flatten().tolist() == pytest.approx([0.4 / 3, 0.5, 0.4, 0.6])
 
 
 def test_doubles_stand_before_a_query_s_own_report():
@@ -65,14 +62,6 @@ def test_doubles_stand_before_a_query_s_own_report():
     assert ranks["image_to_report", "image-0"] == [1, 2]  # one double, before it
     assert ranks["report_to_image", "image-1"] == [1, 1]
     assert set(rows[0]) == set(RANKS.schema.names)
-
-
-def test_rank_figures_by_hand():
-    weights = np.array([[1, 1, 1, 1], [0, 0, 3, 1]])  # ranks 1, 3, 7, 2, then 7, 7, 7, 2
-    figures = measure_ranks({"there": [np.array([1, 3, 7, 2])] * 2}, weights)
-    assert figures["there.recall_at_1"].tolist() == [0.25, 0]
-    assert figures["there.recall_at_5"].tolist() == [0.75, 0.25]
-    assert figures["there.median_rank"].tolist() == [2.5, 7]
 
 
 def test_recall_of_both_directions_is_the_mean_of_six():
@@ -96,9 +85,14 @@ def test_recall_of_both_directions_is_the_mean_of_six():
     assert found["median_rank"] == (106 + 101) / 2  # the 50th of 100 is rank 100
     assert found["back.recall_at_50"] == 0.33
     assert found["there.own_recall_at_1"] == 0.0
+    weights = np.array([[1, 1, 1, 1], [0, 0, 3, 1]])  # ranks 1, 3, 7, 2, then 7, 7, 7, 2
+    figures = measure_ranks({"there": [np.array([1, 3, 7, 2])] * 2}, weights)
+    assert figures["there.recall_at_1"].tolist() == [0.25, 0]
+    assert figures["there.recall_at_5"].tolist() == [0.75, 0.25]
+    assert figures["there.median_rank"].tolist() == [2.5, 7]
 
 
-def test_each_box_finds_its_sentence_and_back():
+def test_boxes_find_their_sentence_and_those_of_one_sentence_on_one_image_are_its_own():
     outcome, ranks = evaluate_boxes(oracle(), BOXED_IMAGES, BOXED, SAMPLING)
     assert (outcome.pool["sentence_to_box"], outcome.pool["box_to_sentence"]) == (3, 2)
     assert outcome.pool["box_to_sentence.own"] == 3
@@ -111,6 +105,13 @@ def test_each_box_finds_its_sentence_and_back():
     assert outcome.figures["recall"].value == 1.0  # three items: any is among the first ten
     assert outcome.figures["median_rank"].value == 1.0
     assert outcome.figures["own_median_rank"].value == 2.0  # 2, 1, 2 in both directions
+    two = BoxedSentence(0, "Fluid", "Fluid.", "fluid", np.vstack([BOXED[0].boxes] * 2))
+    _, ranks = evaluate_boxes(oracle(), BOXED_IMAGES, [two, BOXED[1]], SAMPLING)
+    assert {row["own_rank"] for row in ranks} == {1}
+    units = [boxed(0, "fluid", 0, 1), boxed(1, "fluid", 0, 0), boxed(2, "fluid", 0, 0)]
+    units.append(boxed(1, "cyst", 0, 1))  # a clear cell: all sentences tie, so it ranks last
+    _, ranks = evaluate_boxes(oracle(), BOXED_IMAGES, units, SAMPLING)
+    assert [row["rank"] for row in ranks if row["direction"] == "box_to_sentence"][-1] == 2
 
 
 def test_regions_in_a_box_count_alike_whatever_their_lengths():
@@ -122,19 +123,6 @@ def test_regions_in_a_box_count_alike_whatever_their_lengths():
     wide.append(boxed(0, "fluid", 0, 0))
     plain = evaluate_boxes(oracle(), images, wide, SAMPLING)
     assert plain == evaluate_boxes(keeping, longer, wide, SAMPLING)
-
-
-def test_the_boxes_of_one_sentence_on_one_image_are_its_own():
-    two = BoxedSentence(0, "Fluid", "Fluid.", "fluid", np.vstack([BOXED[0].boxes] * 2))
-    _, ranks = evaluate_boxes(oracle(), BOXED_IMAGES, [two, BOXED[1]], SAMPLING)
-    assert {row["own_rank"] for row in ranks} == {1}
-
-
-def test_a_sentence_that_many_boxes_bear_is_one_item():
-    units = [boxed(0, "fluid", 0, 1), boxed(1, "fluid", 0, 0), boxed(2, "fluid", 0, 0)]
-    units.append(boxed(1, "cyst", 0, 1))  # a clear cell: all sentences tie, so it ranks last
-    _, ranks = evaluate_boxes(oracle(), BOXED_IMAGES, units, SAMPLING)
-    assert [row["rank"] for row in ranks if row["direction"] == "box_to_sentence"][-1] == 2
 
 
 def test_a_study_enters_the_report_pool_once_and_only_with_a_report():

@@ -191,15 +191,13 @@ def test_an_export_names_no_patient_and_no_folder(exported: Export) -> None:
             assert path.stat().st_mode == (folder / "README.md").stat().st_mode, path
 
 
-def test_an_export_that_differs_leaves_nothing(exported: Export, tmp_path: Path) -> None:
+def test_what_differs_is_damaged_or_exists_is_refused_and_leaves_nothing(
+    exported, tmp_path, capsys
+):
     model, _ = exported("transformers", "lse_nl")
     with pytest.raises(CheckpointError, match="differs from the model by"):
         export_formats(model, "transformers", tmp_path / "out", tolerance=-1.0)
     assert {path.name for path in tmp_path.iterdir()} == {".out.lock"}
-
-
-def test_a_damaged_model_or_a_folder_that_exists_is_refused(exported, tmp_path, capsys):
-    model, _ = exported("transformers", "lse_nl")
     run = tmp_path / "run"
     shutil.copytree(model, run / "model")
     words = [str(run), "--to", "transformers", "--out"]

@@ -42,30 +42,21 @@ def test_the_affine_gives_centres_of_cells_on_an_image_that_is_not_square():
     assert (a * column + b * row + c, d * column + e * row + f) == (70.0, 75.0)
 
 
-def test_the_box_follows_what_is_connected_to_the_peak():
+def test_a_box_follows_what_is_connected_to_the_peak_above_a_threshold():
     grid = np.array([[0.9, 0.9, 0.0, 0.0, 0.8]] * 2 + [[0.0] * 5] * 2, dtype=np.float32)
     found = locate(grid, 40, 50, 0.45)  # cells are 10 x 10; the level is met half way between
     assert (found.box.x, found.box.y, found.box.height) == (0, 0, 20)
     assert found.box.width == pytest.approx(20, abs=1.3)
     assert found.peak.score == pytest.approx(0.9)
-
-
-def test_no_box_stands_where_the_peak_is_below_the_threshold():
     found = locate(delta(1, 1) * 0.3, 40, 40, 0.5)
     assert found.box is None
     assert found.threshold == 0.5
-
-
-def test_the_default_threshold_is_half_way_from_mean_to_peak():
     found = locate(delta(1, 1), 40, 40, None)
     assert found.threshold == pytest.approx((1 / 16 + 1) / 2)
     assert found.box.x <= found.peak.x <= found.box.x + found.box.width
-
-
-@pytest.mark.parametrize("level", [0.25, 0.3, -0.7])
-def test_a_flat_grid_is_one_box_over_the_image(level):
-    found = locate(np.full((4, 4), level, dtype=np.float32), 40, 80, None)
-    assert found.box == Rectangle(x=0, y=0, width=80, height=40)
+    for level in (0.25, 0.3, -0.7):  # a flat grid is one box over the image
+        flat = locate(np.full((4, 4), level, dtype=np.float32), 40, 80, None)
+        assert flat.box == Rectangle(x=0, y=0, width=80, height=40)
 
 
 def test_heat_lies_where_the_score_is_high_and_nowhere_else():

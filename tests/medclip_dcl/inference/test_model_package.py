@@ -33,35 +33,29 @@ def publish(path: Path, weight: float = 1.0, config: Config = CONFIGURED) -> Pat
     return path
 
 
-def test_what_was_published_is_read_back(tmp_path: Path) -> None:
-    model = read_model_package(publish(tmp_path / "model"))
+def test_what_was_published_is_read_back_and_patients_by_hash_alone(tmp_path):
+    path = publish(tmp_path / "model")
+    model = read_model_package(path)
     assert model.config.seed == 5
     assert model.card["limits"] == ["none"]
     with model.text_folder() as folder:
         for file in (tmp_path / "model/text").iterdir():
             assert (folder / file.name).read_bytes() == file.read_bytes()
+    assert not folder.exists()  # it has words of reports
     weights = model.weights()
     assert weights["gamma"] == 1
     assert torch.equal(weights["w"], torch.arange(6.0).reshape(2, 3).T)
-
-
-def test_patients_are_known_by_hash_alone(tmp_path: Path) -> None:
-    path = publish(tmp_path / "model")
-    model = read_model_package(path)
     assert model.subject_hashes == {subject_hash("p1"), subject_hash("p2")}
     assert subject_hash("p3") not in model.subject_hashes
     assert "p1" not in json.loads((path / SUBJECTS).read_text())
 
 
-def test_the_digest_names_content_and_not_where_it_was_made(tmp_path: Path) -> None:
+def test_the_digest_names_content_alone_and_a_changed_byte_is_refused(tmp_path):
     one = read_model_package(publish(tmp_path / "one"))
     moved = read_model_package(publish(tmp_path / "two", config=Config(work="elsewhere", seed=5)))
     other = read_model_package(publish(tmp_path / "three", weight=2.0))
     assert one.digest == moved.digest != other.digest
     assert "dr-who" not in (tmp_path / "one" / CONFIG).read_text()
-
-
-def test_a_changed_byte_is_refused(tmp_path: Path) -> None:
     path = publish(tmp_path / "model")
     file = path / CONFIG
     file.write_text(file.read_text().replace('"seed": 5', '"seed": 6'))

@@ -38,10 +38,11 @@ def image(height=50, width=80):
     return GreyImage(pixels=pixels, bits_stored=16, source="png")
 
 
-def test_the_loaded_weights_are_the_published_ones(artifact, predictor):
+def test_the_loaded_weights_are_the_published_ones_also_by_the_folder_of_a_run(artifact, predictor):
     stored = read_model_package(artifact.path).weights()
     for name, tensor in predictor.model.state_dict().items():
         assert torch.equal(tensor, stored[name]), name
+    assert load(str(artifact.path.parent), "cpu").digest == predictor.digest
 
 
 def test_an_image_s_vectors_do_not_depend_on_its_batch(predictor):
@@ -131,7 +132,7 @@ def test_the_package_keeps_the_levels_of_its_prompts_and_what_they_were_fitted_t
     assert answer.decision is (answer.margin > threshold)
 
 
-def test_a_free_prompt_is_levelled_over_the_kept_bank(levelled):
+def test_a_free_prompt_is_levelled_over_the_kept_bank_alone(levelled, tmp_path):
     predictor = load(levelled, "cpu")
     known = predictor.classify(image()).findings
     asked = [*predictor.findings, Finding("heart", ("The heart is enlarged.",), ("Normal.",))]
@@ -144,6 +145,13 @@ def test_a_free_prompt_is_levelled_over_the_kept_bank(levelled):
     gamma_squared = float(predictor.model.gamma) ** 2
     levels = (gamma_squared * scores.double()).exp().mean(dim=1).log() / gamma_squared
     assert answers[2].offset == pytest.approx(float(levels[0] - levels[1]), abs=1e-6)
+    shutil.copytree(levelled, tmp_path / "model")
+    (tmp_path / "model" / BANK_FILE).unlink()
+    model = replace(read_model_package(levelled), path=tmp_path / "model", artifact=None)
+    predictor = build_predictor(model, torch.device("cpu"))
+    other = Finding("heart", ("The heart is enlarged.",), ("Normal.",))
+    own = load(levelled, "cpu").offsets_of(predictor.findings)
+    assert predictor.offsets_of([*predictor.findings, other]) == [*own, None]
 
 
 def test_without_a_negative_prompt_the_level_of_the_positive_decides(levelled, tmp_path):
@@ -189,16 +197,6 @@ def test_an_image_is_ranked_among_those_of_the_bank(levelled):
     assert grids.percentiles[0] >= 100 * 5 / 6 - 0.01  # its own copy may differ by rounding
 
 
-def test_without_the_bank_own_prompts_keep_their_offsets_and_others_have_none(levelled, tmp_path):
-    shutil.copytree(levelled, tmp_path / "model")
-    (tmp_path / "model" / BANK_FILE).unlink()
-    model = replace(read_model_package(levelled), path=tmp_path / "model", artifact=None)
-    predictor = build_predictor(model, torch.device("cpu"))
-    other = Finding("heart", ("The heart is enlarged.",), ("Normal.",))
-    own = load(levelled, "cpu").offsets_of(predictor.findings)
-    assert predictor.offsets_of([*predictor.findings, other]) == [*own, None]
-
-
 def test_a_model_that_was_published_without_offsets_decides_at_zero(predictor):
     assert predictor.offsets is None
     for answer in predictor.classify(image()).findings:
@@ -239,40 +237,20 @@ FILES = ("model.safetensors", "text/tokenizer.json", "text/config.json", BANK_FI
 def test_what_is_replaced_after_its_check_is_never_loaded(levelled, tmp_path, name):
     one = shutil.copytree(levelled, tmp_path / "live")
     published = read_model_package(one)
+    before = (one / name).read_bytes()
     (one / name).write_bytes((one / name).read_bytes() + b" ")
     with pytest.raises(ArtifactCorrupt, match=f"{name} .* was replaced while model"):
         build_predictor(published, torch.device("cpu"))
-
-
-def test_another_model_that_is_published_during_a_load_does_not_answer_for_the_first(
-    levelled, tmp_path
-):
-    one = shutil.copytree(levelled, tmp_path / "live")
-    published = read_model_package(one)
-    with published.text_folder() as folder:
-        tokenizer = folder / "tokenizer.json"
-        read = tokenizer.read_bytes()
-    assert not tokenizer.exists()  # it has words of reports
-    one.rename(tmp_path / "old")
-    publish(one, seed=1)
-    with pytest.raises(ArtifactCorrupt, match="was replaced while model"):
-        build_predictor(published, torch.device("cpu"))
-    shutil.rmtree(one)
-    (tmp_path / "old").rename(one)  # and taken back: the first model's files again
+    (one / name).write_bytes(before)  # taken back: the first model's files again
     assert build_predictor(published, torch.device("cpu")).digest == published.digest
-    assert read == (one / "text/tokenizer.json").read_bytes()
 
 
-def test_a_card_without_prompts_is_refused(artifact):
+def test_a_package_without_prompts_or_of_another_size_is_refused(artifact):
     published = read_model_package(artifact.path)
     card = {name: fact for name, fact in published.card.items() if name != "prompts"}
     bare = type(published)(**{**vars(published), "card": card})
     with pytest.raises(CheckpointError, match="no valid prompts"):
         build_predictor(bare, torch.device("cpu"))
-
-
-def test_weights_of_another_size_are_refused(artifact):
-    published = read_model_package(artifact.path)
     model = published.config.model
     wider = model.model_copy(update={"similarity": model.similarity.model_copy(update={"dim": 32})})
     other = published.config.model_copy(update={"model": wider})
@@ -286,10 +264,6 @@ def test_weights_of_another_size_are_refused(artifact):
 def test_a_special_token_in_a_prompt_is_plain_text(predictor, word):
     plain = predictor.embed_sentences([f"effusion {word.lower()} left"])
     assert torch.equal(predictor.embed_sentences([f"effusion {word} left"]), plain)
-
-
-def test_a_run_s_folder_is_taken_for_its_model(artifact, predictor):
-    assert load(str(artifact.path.parent), "cpu").digest == predictor.digest
 
 
 def test_texts_that_are_cut_are_counted_once(artifact, caplog):

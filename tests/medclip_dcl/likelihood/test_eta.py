@@ -20,9 +20,6 @@ def test_eta_is_a_times_p_to_the_k():
     expected = [0.2, 0.2 * math.exp(-0.35), 0.2 * math.exp(-1.75), 0.2 * math.exp(-3.5)]
     assert eta_from_pll(pll_nats).tolist() == pytest.approx(expected, rel=1e-15)
     assert eta_from_pll(pll_nats, a=0.1, k=1.0)[2].item() == pytest.approx(0.1 * math.exp(-5))
-
-
-def test_eta_of_a_certain_sentence_is_a_and_k_zero_gives_a_everywhere():
     pll_nats = torch.tensor([0.0, -0.0, -7.0, -torch.inf])
     assert eta_from_pll(pll_nats, a=0.3).tolist()[:2] == [torch.tensor(0.3).item()] * 2
     assert eta_from_pll(pll_nats, a=0.3, k=0.0).eq(0.3).all()
@@ -40,26 +37,20 @@ def test_eta_is_monotone_and_underflows_to_exactly_zero(dtype):
     assert eta_from_pll(torch.tensor([-150.0])).item() == pytest.approx(0.2 * math.exp(-52.5))
 
 
-def test_positive_or_missing_likelihoods_are_refused_with_their_number():
+def test_likelihoods_and_settings_out_of_range_are_refused():
     with pytest.raises(ScoreError, match="2 likelihoods"):
         eta_from_pll(torch.tensor([-1.0, 1e-6, torch.nan]))
+    for a, k in ((0.0, 0.3), (1.0, 0.3), (0.2, -0.1), (0.2, math.nan)):
+        with pytest.raises(ScoreError, match="0 < a < 1"):
+            eta_from_pll(torch.tensor([-1.0]), a=a, k=k)
 
 
-@pytest.mark.parametrize(("a", "k"), [(0.0, 0.3), (1.0, 0.3), (0.2, -0.1), (0.2, math.nan)])
-def test_a_and_k_out_of_range_are_refused(a, k):
-    with pytest.raises(ScoreError, match="0 < a < 1"):
-        eta_from_pll(torch.tensor([-1.0]), a=a, k=k)
-
-
-def test_cap_leaves_what_is_below_it_alone():
+def test_cap_leaves_what_is_below_it_alone_and_refuses_what_is_no_probability():
     eta = torch.tensor([0.0, 0.05, 0.2, 0.83], dtype=torch.float64)
     assert cap_eta(eta, 0.2).tolist() == [0.0, 0.05, 0.2, 0.2]
-
-
-@pytest.mark.parametrize("value", [-0.1, math.nan])
-def test_cap_refuses_what_is_no_probability(value):
-    with pytest.raises(ScoreError, match="1 etas"):
-        cap_eta(torch.tensor([0.1, value]), 0.2)
+    for value in (-0.1, math.nan):
+        with pytest.raises(ScoreError, match="1 etas"):
+            cap_eta(torch.tensor([0.1, value]), 0.2)
     with pytest.raises(ScoreError, match="eta_max"):
         cap_eta(torch.tensor([0.1]), 1.0)
 
@@ -79,21 +70,16 @@ def look_up(artifact: Artifact, keys: list[str]) -> np.ndarray:
     return eta.read_eta(artifact, pa.array(keys, pa.string()))
 
 
-def test_etas_are_found_by_key_in_the_order_asked(tmp_path):
+def test_etas_are_found_by_key_in_the_order_asked_and_a_missing_one_is_named(tmp_path):
     keys = sorted(map(text_key, TEXTS))
     cache = seal(tmp_path / "eta", keys, [0.1, 0.2, 0.3])
     found = look_up(cache, [keys[2], keys[0], keys[2]])
     assert found.dtype == np.float64
     assert found.tolist() == [0.3, 0.1, 0.3]
     assert look_up(cache, []).shape == (0,)
-
-
-@pytest.mark.parametrize("missing", ["0" * 32, "f" * 32, text_key("Never said before.")])
-def test_a_missing_key_is_named_with_the_remedy(tmp_path, missing):
-    keys = sorted(map(text_key, TEXTS))
-    cache = seal(tmp_path / "eta", keys, [0.1, 0.2, 0.3])
-    with pytest.raises(ScoreError, match=rf"1 sentences have no eta.*{missing}.*build_eta_cache"):
-        look_up(cache, [keys[0], missing])
+    for missing in ("0" * 32, "f" * 32, text_key("Never said before.")):
+        with pytest.raises(ScoreError, match=rf"1 sentences have no eta.*{missing}.*build_eta_c"):
+            look_up(cache, [keys[0], missing])
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), -0.01, 1.0, None])

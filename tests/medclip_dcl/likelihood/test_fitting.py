@@ -100,7 +100,7 @@ def test_trimmed_forward_pass_equals_the_whole_model():
     assert torch.equal(labels, batch.labels[asked])
 
 
-def test_batches_hold_one_length_and_every_sentence_gives_a_piece():
+def test_batches_hold_one_length_and_draw_sentences_alike():
     corpus = tiny_corpus()
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
@@ -111,9 +111,6 @@ def test_batches_hold_one_length_and_every_sentence_gives_a_piece():
         assert not asked[:, -1].any()
         assert (batch.ids[:, 0] == 2).all()
         assert (batch.ids[:, -1] == 3).all()
-
-
-def test_sentences_are_drawn_alike_whatever_their_length():
     tokenizer = tiny_tokenizer()
     encodings = encode_sentences(tokenizer, ["no ."] * 30 + ["no effusion ."] * 10)
     corpus = EncodedCorpus(encodings, len(tokenizer), tokenizer.mask_token_id)
@@ -140,15 +137,12 @@ LOADED = LanguageModel(tiny_bert(), tiny_tokenizer(), ())
 LONG = "no effusion or " * 43  # 129 word pieces and two of the tokenizer's own
 
 
-def test_reports_are_held_out_whole_and_long_sentences_are_counted():
+def test_whole_reports_are_held_out_and_long_sentences_are_counted():
     rows = [(f"s{number}", text) for number in range(100) for text in (SENTENCES[0], LONG)]
     held_out = sum(_is_held_out(f"s{number}") for number in range(100))
     fitted, unseen, dropped = _corpora(LOADED, rows)
     assert 0 < held_out < 20
     assert (len(fitted), len(unseen), dropped) == (100 - held_out, held_out, 100)
-
-
-def test_where_held_out_reports_have_long_sentences_alone_others_are_held_out():
     studies = [f"s{number}" for number in range(100)]
     rows = [(study, LONG if _is_held_out(study) else SENTENCES[1]) for study in studies]
     fitted, unseen, dropped = _corpora(LOADED, rows)
@@ -168,7 +162,7 @@ def test_what_cannot_be_fitted_is_refused_with_its_figures(rows, reason):
         _corpora(LOADED, rows)
 
 
-def test_text_is_lower_cased_and_marks_are_words_of_their_own():
+def test_the_tokenizer_lower_cases_writes_every_character_and_is_learned_alike_each_time():
     tokenizer = train_tokenizer(SENTENCES * 3, 200, 64)
     assert tokenizer.convert_ids_to_tokens(range(5)) == list(SPECIAL_TOKENS)
     assert tokenizer.tokenize("NO Pleural, effusion.") == [
@@ -180,15 +174,9 @@ def test_text_is_lower_cased_and_marks_are_words_of_their_own():
     ]
     ids = tokenizer("No effusion.")["input_ids"]
     assert (ids[0], ids[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
-
-
-def test_every_character_of_the_corpus_can_be_written():
     tokenizer = train_tokenizer(SENTENCES, 100, 64)
     assert len(tokenizer) <= 100
     assert tokenizer.unk_token not in tokenizer.tokenize("unclear lungs flung apart")
-
-
-def test_vocabulary_is_the_same_whenever_it_is_learned():
-    """The trainer's hash tables are seeded at random each time."""
+    # the trainer's hash tables are seeded at random each time
     first, *others = (train_tokenizer(SENTENCES * 3, 120, 64).get_vocab() for _ in range(4))
     assert all(other == first for other in others)

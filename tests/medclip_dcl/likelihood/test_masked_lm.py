@@ -42,7 +42,7 @@ def test_releases_load_without_their_head_and_code_and_with_equal_logits(
     )
 
 
-def test_saved_model_is_read_back_by_us_and_by_transformers(tmp_path):
+def test_a_saved_model_is_read_back_by_us_and_by_transformers_and_saved_alike_each_time(tmp_path):
     model, tokenizer = tiny_bert(), tiny_tokenizer()
     save_language_model(model, tokenizer, tmp_path)
     ours = load_language_model(tmp_path)
@@ -53,9 +53,6 @@ def test_saved_model_is_read_back_by_us_and_by_transformers(tmp_path):
         assert torch.equal(theirs(IDS).logits, model(IDS).logits)
     again = AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False)
     assert again(SENTENCES[2])["input_ids"] == tokenizer(SENTENCES[2])["input_ids"]
-
-
-def test_saving_twice_gives_the_same_bytes(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         save_language_model(tiny_bert(), tiny_tokenizer(), tmp_path / name)

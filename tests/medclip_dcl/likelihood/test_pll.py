@@ -7,29 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from transformers import (
-    AlbertConfig,
-    AlbertForMaskedLM,
-    BertForMaskedLM,
-    BertForTokenClassification,
-    BertLMHeadModel,
-    BertModel,
-    DistilBertConfig,
-    DistilBertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    MegatronBertConfig,
-    MegatronBertForCausalLM,
-    RobertaConfig,
-    RobertaForCausalLM,
-    RobertaForMaskedLM,
-    RoFormerConfig,
-    RoFormerForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-    XLMRobertaConfig,
-    XLMRobertaForMaskedLM,
-)
+import transformers as hf
 
 from medclip_dcl.core.errors import ScoreError
 from medclip_dcl.likelihood.pll import encode_sentences, pseudo_log_likelihood
@@ -110,6 +88,8 @@ def test_each_distinct_sentence_is_scored_once():
     scores = pseudo_log_likelihood(model, tokenizer, ["No effusion."] * 5 + ["no  EFFUSION ."])
     assert sum(rows) == 2  # the sentence, and a row of masks
     assert len(set(scores.tolist())) == 1
+    one = pseudo_log_likelihood(model, tokenizer, SENTENCES[0])  # a string is one sentence
+    assert torch.equal(one, pseudo_log_likelihood(model, tokenizer, [SENTENCES[0]]))
 
 
 def test_no_forward_pass_exceeds_the_budget_even_for_one_long_sentence():
@@ -132,19 +112,19 @@ SIZES = {
     "intermediate_size": 32,
 }
 FAMILIES = {
-    "albert": lambda: AlbertForMaskedLM(
-        AlbertConfig(**SIZES, embedding_size=8, max_position_embeddings=64)
+    "albert": lambda: hf.AlbertForMaskedLM(
+        hf.AlbertConfig(**SIZES, embedding_size=8, max_position_embeddings=64)
     ),
-    "distilbert": lambda: DistilBertForMaskedLM(
-        DistilBertConfig(
+    "distilbert": lambda: hf.DistilBertForMaskedLM(
+        hf.DistilBertConfig(
             vocab_size=34, dim=16, n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=64
         )
     ),
-    "roberta": lambda: RobertaForMaskedLM(
-        RobertaConfig(**SIZES, max_position_embeddings=40, pad_token_id=0)
+    "roberta": lambda: hf.RobertaForMaskedLM(
+        hf.RobertaConfig(**SIZES, max_position_embeddings=40, pad_token_id=0)
     ),
-    "xlm-roberta": lambda: XLMRobertaForMaskedLM(
-        XLMRobertaConfig(**SIZES, max_position_embeddings=40, pad_token_id=0)
+    "xlm-roberta": lambda: hf.XLMRobertaForMaskedLM(
+        hf.XLMRobertaConfig(**SIZES, max_position_embeddings=40, pad_token_id=0)
     ),
 }
 
@@ -163,17 +143,11 @@ def test_other_masked_language_models_are_scored_too(family, variant):
     assert scores.tolist() == pytest.approx(expected, abs=2e-4)
 
 
-def test_an_empty_or_overlong_sentence_is_refused():
-    model, tokenizer = tiny_bert(), tiny_tokenizer()
-    with pytest.raises(ScoreError, match="sentence 1 has no word piece"):
-        pseudo_log_likelihood(model, tokenizer, ["No effusion.", "  "])
-    with pytest.raises(ScoreError, match="72 word pieces, the model reads 64"):
-        pseudo_log_likelihood(model, tokenizer, ["no " * 70])
-    assert pseudo_log_likelihood(model, tokenizer, []).shape == (0,)
-
-
-def test_a_sentence_may_fill_all_positions_that_a_model_has():
+def test_a_sentence_has_one_piece_at_least_and_may_fill_all_positions_that_a_model_has():
     tokenizer = tiny_tokenizer()
+    with pytest.raises(ScoreError, match="sentence 1 has no word piece"):
+        pseudo_log_likelihood(tiny_bert(), tokenizer, ["No effusion.", "  "])
+    assert pseudo_log_likelihood(tiny_bert(), tokenizer, []).shape == (0,)
     # RoBERTa begins to count behind its padding: of 40 positions it has 39 for tokens.
     for model, positions in ((tiny_bert(), 64), (FAMILIES["roberta"]().train(False), 39)):
         longest = "no " * (positions - 2)
@@ -192,7 +166,7 @@ def test_sentences_are_cut_to_the_tokens_that_are_asked_for_and_no_further():
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_tokenizers_without_words_or_without_a_mask_are_refused():
+def test_tokenizers_without_words_or_a_mask_and_models_that_return_nan_are_refused():
     class Slow:
         is_fast = False
 
@@ -202,9 +176,6 @@ def test_tokenizers_without_words_or_without_a_mask_are_refused():
     tokenizer.mask_token = None
     with pytest.raises(ScoreError, match="no mask token"):
         pseudo_log_likelihood(tiny_bert(), tokenizer, ["No effusion."])
-
-
-def test_a_model_that_returns_nan_is_refused():
     model, tokenizer = tiny_bert(), tiny_tokenizer()
     model.cls.predictions.bias.data[3] = torch.nan
     with pytest.raises(ScoreError, match="not finite"):
@@ -228,22 +199,16 @@ def test_special_tokens_in_a_text_are_its_letters(special):
     assert encoding.words == (-1, 0, 1, 2, 3, 4, -1)
 
 
-def test_a_string_is_one_sentence():
-    model, tokenizer = tiny_bert(), tiny_tokenizer()
-    one = pseudo_log_likelihood(model, tokenizer, SENTENCES[0])
-    assert torch.equal(one, pseudo_log_likelihood(model, tokenizer, [SENTENCES[0]]))
-
-
 def _causal_bert():
     config = tiny_bert().config
     config.is_decoder = True
-    return BertForMaskedLM(config)
+    return hf.BertForMaskedLM(config)
 
 
 _CAUSAL_TWINS = [  # masked language models by name, which read one side alone
-    (MegatronBertConfig, MegatronBertForCausalLM),
-    (RoFormerConfig, RoFormerForCausalLM),
-    (RobertaConfig, RobertaForCausalLM),
+    (hf.MegatronBertConfig, hf.MegatronBertForCausalLM),
+    (hf.RoFormerConfig, hf.RoFormerForCausalLM),
+    (hf.RobertaConfig, hf.RobertaForCausalLM),
 ]
 
 
@@ -256,20 +221,25 @@ def _causal(config, model):
     ("make", "reason"),
     [
         (_causal_bert, "bert. is a decoder"),
-        (lambda: BertLMHeadModel(tiny_bert().config), "bert. is a decoder"),
+        (lambda: hf.BertLMHeadModel(tiny_bert().config), "bert. is a decoder"),
         (
-            lambda: GPT2LMHeadModel(GPT2Config(vocab_size=34, n_embd=16, n_layer=1, n_head=2)),
+            lambda: hf.GPT2LMHeadModel(
+                hf.GPT2Config(vocab_size=34, n_embd=16, n_layer=1, n_head=2)
+            ),
             "gpt2. is a decoder",
         ),
         (
-            lambda: T5ForConditionalGeneration(
-                T5Config(vocab_size=34, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+            lambda: hf.T5ForConditionalGeneration(
+                hf.T5Config(vocab_size=34, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
             ),
             "t5. is a decoder",
         ),
         *((partial(_causal, *causal), "is a decoder") for causal in _CAUSAL_TWINS),
-        (lambda: BertModel(tiny_bert().config), "no logit of every piece of its vocabulary of 34"),
-        (lambda: BertForTokenClassification(tiny_bert().config), "masked-language-model head"),
+        (
+            lambda: hf.BertModel(tiny_bert().config),
+            "no logit of every piece of its vocabulary of 34",
+        ),
+        (lambda: hf.BertForTokenClassification(tiny_bert().config), "masked-language-model head"),
     ],
 )
 def test_only_a_masked_language_model_scores(make, reason):

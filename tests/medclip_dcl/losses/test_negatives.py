@@ -18,16 +18,13 @@ def similarity() -> torch.Tensor:
     )
 
 
-def test_shared_label_removes_a_negative_and_never_the_positive_twice() -> None:
+def test_a_shared_label_or_a_close_text_removes_a_negative_and_never_the_positive():
     overlap = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 0], [1, 1, 1, 1]]).bool()
     assert remove_by_labels(overlap, POSITIVE).tolist() == [
         [0, 0, 1, 1],
         [1, 1, 0, 1],
         [0, 0, 0, 0],
     ]
-
-
-def test_similarity_above_the_threshold_removes_a_negative() -> None:
     assert remove_by_similarity(similarity(), POSITIVE, 0.9).tolist() == [
         [0, 0, 1, 1],
         [0, 1, 0, 1],
@@ -57,15 +54,12 @@ def test_resampling_is_decided_by_its_generator() -> None:
     assert not torch.equal(draw(1), draw(2))
 
 
-def test_resampling_prefers_far_texts() -> None:
+def test_resampling_prefers_far_texts_also_where_their_odds_would_underflow():
     text = torch.cat([torch.ones(2000, 1), torch.ones(2000, 1), torch.zeros(2000, 1)], dim=1)
     positive = torch.zeros(2000, dtype=torch.long)
     drawn = resample_by_similarity(text, positive, 2.0, 0.5, torch.Generator().manual_seed(0))
     far = (drawn[:, 2] > 0).float().mean().item()
     assert far == pytest.approx(1 / (1 + torch.tensor(-2.0).exp().item()), abs=0.03)
-
-
-def test_resampling_follows_its_odds_where_they_would_underflow() -> None:
     # e^{-100} and e^{100} beyond float32; the far text is drawn always, the close one never.
     text = torch.tensor([[1.0, 1.0, -1.0, -1.0]])
     generator = torch.Generator().manual_seed(0)

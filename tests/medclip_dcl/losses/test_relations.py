@@ -76,7 +76,7 @@ def test_a_side_counts_where_the_anchor_names_one(anchor: str, report: str, expe
     assert relation(claims(anchor), claims(report)) == expected
 
 
-def test_label_table_knows_no_side_and_hedges_minus_one() -> None:
+def test_a_label_table_knows_no_side_hedges_minus_one_and_says_normal():
     labels = encode_labels([{"Edema": 1}, {"Edema": 0}, {"Edema": -1}, {"Edema": None}])
     anchors = encode_claims([claims("Edema"), claims("Edema/left"), NEGATIVE])
     assert relation_matrix(anchors, labels).tolist() == [
@@ -84,9 +84,6 @@ def test_label_table_knows_no_side_and_hedges_minus_one() -> None:
         [UNCLEAR, DIFFERENT, UNCLEAR, DIFFERENT],
         [DIFFERENT, SAME, UNCLEAR, UNCLEAR],
     ]
-
-
-def test_no_finding_of_the_label_table_is_normal() -> None:
     labels = encode_labels([{"No Finding": 1}, {"No Finding": None, "Edema": 1}])
     assert relation_matrix(encode_claims([NORMAL]), labels).tolist() == [[SAME, DIFFERENT]]
 

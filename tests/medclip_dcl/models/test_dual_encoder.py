@@ -7,7 +7,7 @@ from medclip_dcl.models.image_encoder import to_input
 from tests.support.tiny_models import random_images, random_tokens, tiny_dual_encoder
 
 
-def test_regions_and_sentences_are_unit_vectors() -> None:
+def test_regions_and_sentences_are_unit_vectors_of_float32_also_under_autocast():
     model = tiny_dual_encoder()
     regions, sentences = model(to_input(random_images(3), 64), *random_tokens(5))
     assert regions.shape == (3, 4, 4, 16)
@@ -15,9 +15,14 @@ def test_regions_and_sentences_are_unit_vectors() -> None:
     torch.testing.assert_close(regions.norm(dim=-1), torch.ones(3, 4, 4))
     torch.testing.assert_close(sentences.norm(dim=-1), torch.ones(5))
     assert model.score(regions, sentences).shape == (5, 3)
+    model = tiny_dual_encoder().eval()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        regions, sentences = model(to_input(random_images(2), 64), *random_tokens(2))
+    assert regions.dtype == sentences.dtype == torch.float32
+    torch.testing.assert_close(regions.norm(dim=-1), torch.ones(2, 4, 4))
 
 
-def test_seed_alone_decides_the_weights() -> None:
+def test_seed_alone_decides_the_weights_which_are_drawn_as_declared():
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first = tiny_dual_encoder(seed=7).state_dict()
@@ -28,9 +33,6 @@ def test_seed_alone_decides_the_weights() -> None:
     drawn = [key for key in first if key.endswith("projection.weight") or "convolution" in key]
     assert drawn
     assert not any(torch.equal(first[key], other[key]) for key in drawn)
-
-
-def test_every_weight_is_drawn_as_declared() -> None:
     model = tiny_dual_encoder()
     words = model.text.backbone.embeddings.word_embeddings.weight
     assert words[1:].std().item() == pytest.approx(0.02, rel=0.1)
@@ -58,11 +60,3 @@ def test_gamma_is_the_root_of_the_scale_and_stays_in_range() -> None:
             model.gamma.fill_(value)
         model.clamp_gamma()
         assert model.gamma.item() ** 2 == pytest.approx(expected)
-
-
-def test_vectors_are_float32_under_autocast() -> None:
-    model = tiny_dual_encoder().eval()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        regions, sentences = model(to_input(random_images(2), 64), *random_tokens(2))
-    assert regions.dtype == sentences.dtype == torch.float32
-    torch.testing.assert_close(regions.norm(dim=-1), torch.ones(2, 4, 4))

@@ -8,28 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.nn import functional
-from transformers import (
-    BertConfig,
-    BertModel,
-    CLIPConfig,
-    CLIPModel,
-    Dinov2Config,
-    Dinov2Model,
-    DINOv3ViTConfig,
-    DINOv3ViTModel,
-    ModernBertConfig,
-    ModernBertForMaskedLM,
-    PreTrainedTokenizerFast,
-    RobertaConfig,
-    RobertaModel,
-    SiglipConfig,
-    SiglipModel,
-    ViTConfig,
-    ViTModel,
-)
 
 from medclip_dcl.core.errors import CheckpointError, ConfigError
 from medclip_dcl.likelihood.fitting import train_tokenizer
@@ -71,14 +53,14 @@ def saved(folder: Path, model: Any, tokenizer: Any = None, **processor: Any) -> 
     return folder
 
 
-def words_tokenizer() -> PreTrainedTokenizerFast:
+def words_tokenizer() -> hf.PreTrainedTokenizerFast:
     """<s> words </s>, as CLIP and RoBERTa have it."""
     tokenizer = Tokenizer(models.WordLevel(dict(zip(WORDS, range(10), strict=True)), "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 3)]
     )
-    return PreTrainedTokenizerFast(
+    return hf.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="[PAD]", eos_token="</s>", model_max_length=12
     )
 
@@ -90,15 +72,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, A
     torch.manual_seed(0)
     sides = {"vision_config": VISION, "text_config": TEXT}
     made = {
-        "dinov2": Dinov2Model(Dinov2Config(**VISION)),
-        "dinov3": DINOv3ViTModel(DINOv3ViTConfig(**VISION, num_register_tokens=2)),
-        "vit": ViTModel(ViTConfig(**VISION)),
-        "clip": CLIPModel(CLIPConfig(**sides, projection_dim=24)),
-        "siglip": SiglipModel(SiglipConfig(**sides)),
-        "roberta": RobertaModel(RobertaConfig(**TEXT)),
+        "dinov2": hf.Dinov2Model(hf.Dinov2Config(**VISION)),
+        "dinov3": hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**VISION, num_register_tokens=2)),
+        "vit": hf.ViTModel(hf.ViTConfig(**VISION)),
+        "clip": hf.CLIPModel(hf.CLIPConfig(**sides, projection_dim=24)),
+        "siglip": hf.SiglipModel(hf.SiglipConfig(**sides)),
+        "roberta": hf.RobertaModel(hf.RobertaConfig(**TEXT)),
         # A window of two words on each side, so that layers with and without one differ.
-        "modernbert": ModernBertForMaskedLM(
-            ModernBertConfig(
+        "modernbert": hf.ModernBertForMaskedLM(
+            hf.ModernBertConfig(
                 **{**TEXT, "cls_token_id": 2, "sep_token_id": 3, "local_attention": 4},
                 global_attn_every_n_layers=2,
                 classifier_pooling="mean",
@@ -115,8 +97,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, A
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bert")
     tokenizer = train_tokenizer(SENTENCES, vocabulary=60, max_tokens=12)
-    config = BertConfig(**{**TEXT, "vocab_size": len(tokenizer)})
-    return saved(folder, BertModel(config), tokenizer)
+    config = hf.BertConfig(**{**TEXT, "vocab_size": len(tokenizer)})
+    return saved(folder, hf.BertModel(config), tokenizer)
 
 
 def vit(px: int = PX, **more: Any) -> dict[str, Any]:
@@ -268,12 +250,12 @@ def test_a_sentence_encoder_says_how_it_pools_and_how_much_it_reads(bert, tmp_pa
     begun, encoder = start(None, folder, {**RESNET, "text": {"pretrained": "given"}})
     assert (begun.settings.text.pooling, begun.settings.text.max_tokens) == ("mean", 9)
     ids, mask = tokens(begun)
-    states = BertModel.from_pretrained(folder).eval()(ids, mask).last_hidden_state
+    states = hf.BertModel.from_pretrained(folder).eval()(ids, mask).last_hidden_state
     expected = (states * mask.unsqueeze(-1)).sum(dim=1) / mask.sum(dim=1, keepdim=True)
     torch.testing.assert_close(encoder.text.pooled(ids, mask), expected, **TOLERANCE)
 
 
-def open_clip_folder(folder: Path, bert: Path, vit_model: ViTModel) -> dict[str, torch.Tensor]:
+def open_clip_folder(folder: Path, bert: Path, vit_model: hf.ViTModel) -> dict[str, torch.Tensor]:
     """A file of BiomedCLIP's layout: timm's names and fused projections, BERT, two maps."""
     state = {}
     for key, value in vit_model.state_dict().items():
@@ -322,9 +304,9 @@ def open_clip_folder(folder: Path, bert: Path, vit_model: ViTModel) -> dict[str,
 def test_biomedclips_layout_gives_what_its_parts_give(tmp_path) -> None:
     wide = {"hidden_size": 64, "intermediate_size": 32, "num_attention_heads": 1}
     torch.manual_seed(1)
-    vision = ViTModel(ViTConfig(**{**VISION, **wide}, layer_norm_eps=1e-6)).eval()
+    vision = hf.ViTModel(hf.ViTConfig(**{**VISION, **wide}, layer_norm_eps=1e-6)).eval()
     tokenizer = train_tokenizer(SENTENCES, vocabulary=60, max_tokens=12)
-    text = BertModel(BertConfig(**{**TEXT, **wide, "vocab_size": len(tokenizer)})).eval()
+    text = hf.BertModel(hf.BertConfig(**{**TEXT, **wide, "vocab_size": len(tokenizer)})).eval()
     bert_folder = saved(tmp_path / "bert", text, tokenizer)
     folder = tmp_path / "biomedclip"
     maps = open_clip_folder(folder, bert_folder, vision)
@@ -383,16 +365,13 @@ def test_folders_that_do_not_suffice_are_named(folders, bert, tmp_path) -> None:
         start(None, folders["dinov2"][0], {"pretrained": "given"}, whole=True)
 
 
-def test_a_hub_name_needs_the_commit(tmp_path, monkeypatch) -> None:
+def test_a_hub_name_needs_the_commit_and_a_tokenizer_word_pieces(tmp_path, monkeypatch):
     assert fetch_weights(tmp_path) == tmp_path
     with pytest.raises(ConfigError, match=r"owner/name@main names a branch .* 40 hexadecimal"):
         fetch_weights(Path("owner/name@main"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="cannot be fetched"):
         fetch_weights(Path(f"owner/name@{'0' * 40}"))
-
-
-def test_a_tokenizer_without_word_pieces_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("")
     with pytest.raises(CheckpointError, match="has no word pieces; copy whole files"):
-        read_tokenizer(tmp_path, BertConfig(vocab_size=30))
+        read_tokenizer(tmp_path, hf.BertConfig(vocab_size=30))

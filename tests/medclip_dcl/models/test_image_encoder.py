@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ TINY = ImageEncoderConfig(depths=(1, 1), widths=(8, 16), input_px=64)
         (ImageEncoderConfig(depths=(1, 1), widths=(16, 32), layer="bottleneck"), 64, 8),
         (ImageEncoderConfig(depths=(1, 1, 1), widths=(8, 8, 16)), 100, 7),
     ],
-    ids=["three stages", "one stage", "bottleneck", "no multiple of the stride"],
 )
 def test_grid_is_what_the_map_has(settings: ImageEncoderConfig, input_px: int, grid: int) -> None:
     encoder = ImageEncoder(settings)
@@ -134,9 +132,6 @@ def test_a_classifiers_checkpoint_fills_its_backbone_and_says_what_it_lacks(tmp_
 def test_a_backbone_that_cannot_be_built_is_refused(tree: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"model\.image\.backbone"):
         ImageEncoder(settings(tree))
-
-
-def test_a_size_that_the_backbone_does_not_take_is_refused() -> None:
     with pytest.raises(ConfigError, match="takes no input of 8 pixels"):
         ImageEncoder(settings({**CONVNEXT, "patch_size": 16}, input_px=8))
 
@@ -150,20 +145,14 @@ def test_kind_and_description_go_together(tree: dict[str, Any]) -> None:
         ImageEncoderConfig.model_validate(tree)
 
 
-def test_black_grey_and_white_become_minus_two_zero_and_two() -> None:
+def test_the_whole_image_becomes_minus_two_to_two_and_is_averaged_where_it_shrinks():
     levels = torch.tensor([[0, 51], [204, 255]], dtype=torch.uint8).unsqueeze(0)
     expected = torch.tensor([[-2.0, -1.2], [1.2, 2.0]])
     torch.testing.assert_close(to_input(levels, 2)[0, 0], expected)
-
-
-def test_shrinking_averages_instead_of_skipping() -> None:
     image = np.zeros((1, 64, 64), dtype=np.uint8)
     image[:, :, ::2] = 255  # stripes of one pixel: picking pixels gives black or white
     inner = to_input(image, 16)[0, 0, 4:-4, 4:-4]
     assert inner.abs().max() < 0.1
-
-
-def test_whole_image_is_used() -> None:
     image = np.zeros((1, 64, 64), dtype=np.uint8)
     image[:, :8, :8] = 255
     pixels = to_input(image, 32)[0, 0]
@@ -200,15 +189,10 @@ def biovil_t(state: dict[str, Tensor]) -> dict[str, Tensor]:
         (biovil, "biovil", "biovil_image.pt"),
         (biovil_t, "biovil", "biovil_t.pt"),
     ],
-    ids=["torchvision", "safetensors", "nested", "BioViL", "BioViL-T"],
 )
 def test_a_grey_image_gives_the_map_that_three_equal_channels_gave(
-    tmp_path: Path,
-    settings: ImageEncoderConfig,
-    layout: Callable[[dict[str, Tensor]], dict[str, Tensor]],
-    name: str,
-    file: str,
-) -> None:
+    tmp_path, settings, layout, name, file
+):
     state = torchvision_weights(settings)
     save = save_file if file.endswith("safetensors") else torch.save
     save(layout(state), tmp_path / file)
@@ -264,7 +248,6 @@ def test_an_older_checkpoint_without_counters_is_taken(tmp_path: Path) -> None:
         (lambda state: state.update({"layer3.0.conv1.weight": torch.zeros(1)}), "1 unknown"),
         (lambda state: state.update({"conv1.weight": torch.zeros(9, 3, 7, 7)}), "shape"),
     ],
-    ids=["missing", "unknown", "shape"],
 )
 def test_nothing_is_left_over_in_silence(tmp_path, harm, complaint):
     state = torchvision_weights(BASIC)

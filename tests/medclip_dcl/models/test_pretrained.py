@@ -28,27 +28,21 @@ def test_a_torch_file_gives_its_tensors(tmp_path: Path, nested: str | None) -> N
     assert all(torch.equal(found[name], STATE[name]) for name in STATE)
 
 
-def test_half_precision_is_read_as_float32_and_counters_stay_whole(tmp_path: Path) -> None:
+def test_safetensors_come_before_a_pickle_and_half_precision_is_read_as_float32(tmp_path):
+    torch.save({"old": torch.ones(1)}, tmp_path / "pytorch_model.bin")
+    assert weights_file(tmp_path).name == "pytorch_model.bin"
+    save_file({"new": torch.ones(1)}, tmp_path / "model.safetensors")
+    assert read_tensors(tmp_path).keys() == {"new"}
     save_file({"a": torch.ones(2, dtype=torch.float16), "n": torch.tensor(3)}, tmp_path / "x")
     found = read_tensors(tmp_path / "x")
     assert (found["a"].dtype, found["n"].dtype) == (torch.float32, torch.int64)
 
 
-def test_safetensors_come_before_a_pickle(tmp_path: Path) -> None:
-    torch.save({"old": torch.ones(1)}, tmp_path / "pytorch_model.bin")
-    assert weights_file(tmp_path).name == "pytorch_model.bin"
-    save_file({"new": torch.ones(1)}, tmp_path / "model.safetensors")
-    assert read_tensors(tmp_path).keys() == {"new"}
-
-
-def test_code_in_a_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
+def test_code_and_whatever_holds_no_tensors_is_refused_and_not_run(tmp_path):
     torch.save({"a": Trap(tmp_path / "ran")}, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match="plain tensors"):
         read_tensors(tmp_path / "x.pt")
     assert not (tmp_path / "ran").exists()
-
-
-def test_whatever_holds_no_tensors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no weights"):
         read_tensors(tmp_path / "nowhere.pt")
     with pytest.raises(CheckpointError, match="no weights"):

@@ -1,12 +1,12 @@
 import math
 
 import numpy as np
+import onnx.parser
 import onnxruntime
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
 from torch.nn.functional import cosine_similarity, normalize
 
 from medclip_dcl.models import similarity
@@ -68,7 +68,7 @@ def test_gradient_is_that_of_the_definition(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_order_of_regions_is_irrelevant(kind: str) -> None:
+def test_order_of_regions_and_gradients_do_not_matter_and_one_region_scores_its_cosine(kind):
     x, y = unit(3, 9, 8, dtype=torch.float32), unit(2, 8, seed=1, dtype=torch.float32)
     config = SimilarityConfig(kind=kind)
     shuffled = x[:, torch.randperm(9)]
@@ -78,6 +78,15 @@ def test_order_of_regions_is_irrelevant(kind: str) -> None:
         atol=1e-6,
         rtol=0,
     )
+    x, y = unit(3, 9, 8, dtype=torch.float32), unit(2, 8, seed=1, dtype=torch.float32)
+    with torch.inference_mode():
+        alone = image_sentence_scores(x, y, SimilarityConfig(kind=kind))
+    assert torch.equal(alone, image_sentence_scores(x, y, SimilarityConfig(kind=kind)))
+    x, y = unit(3, 1, 8), unit(4, 8, seed=1)
+    f = image_sentence_scores(x, y, SimilarityConfig(kind=kind))
+    torch.testing.assert_close(f, y @ x[:, 0].T, atol=1e-14, rtol=0)
+    f = image_sentence_scores(unit(3, 4, 5), unit(0, 5), SimilarityConfig(kind=kind))
+    assert f.shape == (0, 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,13 +99,6 @@ def test_score_stays_between_minus_one_and_one(kind, seed, tau, opposed):
     f = image_sentence_scores(x, y, SimilarityConfig(kind=kind, tau=tau))
     assert f.isfinite().all()
     assert f.abs().max() <= 1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_region_scores_its_own_cosine(kind: str) -> None:
-    x, y = unit(3, 1, 8), unit(4, 8, seed=1)
-    f = image_sentence_scores(x, y, SimilarityConfig(kind=kind))
-    torch.testing.assert_close(f, y @ x[:, 0].T, atol=1e-14, rtol=0)
 
 
 def test_lse_is_the_maximum_when_cold_and_the_mean_when_hot() -> None:
@@ -144,35 +146,18 @@ def test_rounding_leaves_no_score_beyond_one(kind: str) -> None:
     assert (h.max(), h.min()) == (1, -1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_sentence_gives_no_score(kind: str) -> None:
-    f = image_sentence_scores(unit(3, 4, 5), unit(0, 5), SimilarityConfig(kind=kind))
-    assert f.shape == (0, 3)
-
-
-def test_a_second_derivative_is_refused() -> None:
-    x, y = unit(2, 4, 3).requires_grad_(), unit(3, 3, seed=1).requires_grad_()
-    f = image_sentence_scores(x, y, SimilarityConfig(kind="lse_nl"))
-    (first,) = torch.autograd.grad(f.square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_score_is_bit_for_bit_the_same_without_gradients(kind: str) -> None:
-    x, y = unit(3, 9, 8, dtype=torch.float32), unit(2, 8, seed=1, dtype=torch.float32)
-    with torch.inference_mode():
-        alone = image_sentence_scores(x, y, SimilarityConfig(kind=kind))
-    assert torch.equal(alone, image_sentence_scores(x, y, SimilarityConfig(kind=kind)))
-
-
-def test_autocast_does_not_touch_the_score() -> None:
+def test_autocast_does_not_touch_the_score_and_a_second_derivative_is_refused():
     x, y = unit(3, 7, 5, dtype=torch.float32), unit(4, 5, seed=1, dtype=torch.float32)
     expected = image_sentence_scores(x, y, SimilarityConfig())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         f = image_sentence_scores(x, y, SimilarityConfig())
     assert f.dtype == torch.float32
     assert torch.equal(f, expected)
+    x, y = unit(2, 4, 3).requires_grad_(), unit(3, 3, seed=1).requires_grad_()
+    f = image_sentence_scores(x, y, SimilarityConfig(kind="lse_nl"))
+    (first,) = torch.autograd.grad(f.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
 
 
 def test_region_scores_are_cosines_on_the_grid() -> None:
@@ -186,28 +171,12 @@ def reference(
     features: torch.Tensor, boxes: torch.Tensor, images: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """The ONNX operator RoiAlign, half-pixel, adaptive sampling, run by onnxruntime."""
-    node = helper.make_node(
-        "RoiAlign",
-        ["features", "boxes", "images"],
-        ["pooled"],
-        output_height=1,
-        output_width=1,
-        sampling_ratio=0,
-        spatial_scale=scale,
-        mode="avg",
-        coordinate_transformation_mode="half_pixel",
-    )
-    graph = helper.make_graph(
-        [node],
-        "pool",
-        [
-            helper.make_tensor_value_info("features", TensorProto.FLOAT, None),
-            helper.make_tensor_value_info("boxes", TensorProto.FLOAT, None),
-            helper.make_tensor_value_info("images", TensorProto.INT64, None),
-        ],
-        [helper.make_tensor_value_info("pooled", TensorProto.FLOAT, None)],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 16)], ir_version=8)
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 16]>
+        pool (float[I, C, H, W] features, float[B, 4] boxes, int64[B] images)
+            => (float[B, C, 1, 1] y)
+        {{ y = RoiAlign <output_height = 1, output_width = 1, sampling_ratio = 0, mode = "avg",
+               spatial_scale = {scale}, coordinate_transformation_mode = "half_pixel">
+               (features, boxes, images) }}""")
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )
@@ -235,7 +204,7 @@ def test_pooling_equals_onnxruntime(low: float, high: float) -> None:
     )
 
 
-def test_linear_map_pools_to_its_value_at_the_box_centre() -> None:
+def test_a_box_pools_its_cell_and_of_a_linear_map_the_value_at_its_centre():
     rows, columns = torch.meshgrid(torch.arange(15.0), torch.arange(15.0), indexing="ij")
     features = (2 * rows - 3 * columns + 1)[None, None].double()
     boxes = torch.tensor([[64.0, 100.0, 300.0, 333.0], [100.0, 40.0, 119.0, 400.0]]).double()
@@ -243,9 +212,6 @@ def test_linear_map_pools_to_its_value_at_the_box_centre() -> None:
     centre_row = (boxes[:, 1] + boxes[:, 3]) / 2 / 32 - 0.5
     pooled = roi_align(features, boxes / 32, torch.zeros(2, dtype=torch.long))
     torch.testing.assert_close(pooled.flatten(), 2 * centre_row - 3 * centre_column + 1)
-
-
-def test_box_around_one_cell_pools_that_cell() -> None:
     features = torch.arange(16.0).reshape(1, 1, 4, 4)
     box = torch.tensor([[64.0, 32.0, 96.0, 64.0]])  # column 2, row 1 at 32 px a cell
     assert roi_align(features, box / 32, torch.tensor([0])).item() == 6.0

@@ -14,21 +14,17 @@ def text_encoder() -> TextEncoder:
     return TextEncoder(tiny_text_config(), dim=8).eval()
 
 
-def test_padding_does_not_change_the_vector() -> None:
+def test_the_first_state_is_projected_and_padding_does_not_change_it():
     encoder = text_encoder()
+    ids, mask = random_tokens(3)
+    states = encoder.backbone(input_ids=ids, attention_mask=mask).last_hidden_state
+    torch.testing.assert_close(encoder(ids, mask)[1], encoder.projection(states[1, 0]))
     ids, mask = random_tokens(4, tokens=7)
     padded_ids = torch.cat([ids, torch.full((4, 5), 17)], dim=1)
     padded_mask = torch.cat([mask, torch.zeros(4, 5, dtype=torch.long)], dim=1)
     torch.testing.assert_close(
         encoder(padded_ids, padded_mask), encoder(ids, mask), atol=1e-6, rtol=1e-5
     )
-
-
-def test_the_first_state_is_projected() -> None:
-    encoder = text_encoder()
-    ids, mask = random_tokens(3)
-    states = encoder.backbone(input_ids=ids, attention_mask=mask).last_hidden_state
-    torch.testing.assert_close(encoder(ids, mask)[1], encoder.projection(states[1, 0]))
 
 
 def language_model(folder: Path, extra: dict[str, torch.Tensor]) -> BertForMaskedLM:

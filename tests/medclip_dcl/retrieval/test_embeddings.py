@@ -1,11 +1,33 @@
+"""Shards, many of them under a low limit of open files, the nearest rows, and sketches."""
+
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional
 
-from medclip_dcl.core.errors import ArtifactCorrupt
-from medclip_dcl.core.tables import write_array
-from medclip_dcl.retrieval.embeddings import Shards, open_shards, shard_name
+from medclip_dcl.core.errors import ArtifactCorrupt, TooManyOpenFiles
+from medclip_dcl.core.files import raise_open_file_limit
+from medclip_dcl.core.tables import map_array, read_table, write_array, write_table
+from medclip_dcl.models.settings import SimilarityConfig
+from medclip_dcl.models.similarity import image_sentence_scores
+from medclip_dcl.retrieval.embeddings import (
+    SKETCH,
+    TEXTS,
+    InMemoryIndex,
+    Shards,
+    Sketch,
+    fit_sketch,
+    highest,
+    open_shards,
+    score_at,
+    shard_name,
+    write_pictures,
+)
 
 ROWS, SHARD_ROWS = 10, 4
 
@@ -22,15 +44,145 @@ def opened(folder: Path, rows: int = ROWS, dim: int = 5) -> Shards:
     return open_shards(folder.joinpath, "regions", rows, SHARD_ROWS, dim)
 
 
-def test_rows_are_read_across_shards_as_stored(tmp_path: Path) -> None:
+def test_rows_are_read_across_shards_as_stored_and_of_their_size_alone(tmp_path: Path) -> None:
     regions, shards = written(tmp_path), opened(tmp_path)
     rows = np.array([9, 0, 3, 4, 4])
     np.testing.assert_array_equal(shards.gather(rows), regions[rows])
     np.testing.assert_array_equal(shards.whole(), regions)
+    for size in ((9, 5), (12, 5), (ROWS, 4)):
+        with pytest.raises(ArtifactCorrupt, match="rebuild it"):
+            opened(tmp_path, *size)
 
 
-@pytest.mark.parametrize(("rows", "dim"), [(9, 5), (12, 5), (ROWS, 4)])
-def test_shards_of_another_size_are_refused(tmp_path: Path, rows: int, dim: int) -> None:
-    written(tmp_path)
-    with pytest.raises(ArtifactCorrupt, match="rebuild it"):
-        opened(tmp_path, rows, dim)
+SHARDS, LIMIT = 300, 256
+
+# In a process of its own: a limit that was lowered cannot be raised again.
+OPEN = f"""
+import resource, sys
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_NOFILE, ({LIMIT}, {LIMIT}))
+from medclip_dcl.retrieval.embeddings import map_pictures, open_shards, shard_name
+folder = Path(sys.argv[1])
+shards = open_shards(folder.joinpath, "pooled", {2 * SHARDS}, 2, 3)
+pictures = [map_pictures(folder / "pictures.arrow") for _ in range({LIMIT} + 1)]
+print(shards.whole().sum(), len(pictures))
+"""
+
+
+def test_more_shards_than_a_process_may_open_files(tmp_path: Path) -> None:
+    first = tmp_path / shard_name("pooled", 0)
+    write_array(first, np.ones((2, 3), dtype=np.float32))
+    for shard in range(1, SHARDS):
+        (tmp_path / shard_name("pooled", shard)).hardlink_to(first)
+    write_pictures(tmp_path / "pictures.arrow", [b"x"])
+    command = [sys.executable, "-c", OPEN, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [f"{6.0 * SHARDS}", f"{LIMIT + 1}"], done.stderr
+
+
+def test_a_full_table_of_files_is_not_called_damage(tmp_path: Path) -> None:
+    path = tmp_path / "texts-00000.npy"
+    write_array(path, np.ones((2, 3), dtype=np.float32))
+    write_table(tmp_path, TEXTS, [{"text_key": "k", "text": "t", "studies": 1}])
+    read_table(tmp_path, TEXTS)  # what it imports is loaded
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with path.open("rb") as stream:
+        lowest = stream.fileno()
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        with pytest.raises(TooManyOpenFiles, match=rf"may open {lowest} files .*ulimit -n"):
+            map_array(path, np.float32)
+        with pytest.raises(TooManyOpenFiles, match=r"texts\.parquet"):
+            read_table(tmp_path, TEXTS)
+        raise_open_file_limit()
+        assert map_array(path, np.float32).sum() == 6
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [40, 140])
+def test_an_array_that_is_cut_is_damaged(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "texts-00000.npy"
+    write_array(path, np.ones((2, 3), dtype=np.float32))
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ArtifactCorrupt, match="cannot be read; rerun the job that made it"):
+        map_array(path, np.float32)
+
+
+def by_sorting(scores: np.ndarray, count: int) -> list[int]:
+    return sorted(np.argsort(-scores, kind="stable")[:count].tolist())
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 1000, 20_011])
+@pytest.mark.parametrize("count", [1, 7, 150])
+def test_the_highest_scores_are_those_of_a_sort(size: int, count: int) -> None:
+    scores = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    assert highest(scores, count).tolist() == by_sorting(scores, count)
+
+
+def test_of_equal_scores_the_first_are_taken() -> None:
+    for levels in (1, 2, 5):
+        scores = np.random.default_rng(levels).integers(0, levels, 30_000).astype(np.float32)
+        assert highest(scores, 100).tolist() == by_sorting(scores, 100)
+
+
+def test_only_allowed_rows_are_found_and_of_many_those_of_a_product():
+    vectors = np.eye(5, dtype=np.float32)
+    direction = np.array([5, 4, 3, 2, 1], dtype=np.float32)
+    allowed = np.array([False, True, False, True, True])
+    nearest = InMemoryIndex(Shards([vectors], len(vectors)))
+    assert nearest.rows(direction, allowed, 2).tolist() == [1, 3]
+    assert nearest.rows(direction, allowed, 9).tolist() == [1, 3, 4]
+    assert nearest.rows(direction, np.zeros(5, dtype=bool), 2).tolist() == []
+    assert nearest.rows(direction, None, 2).tolist() == [0, 1]
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((20_000, 32)).astype(np.float32)
+    nearest = InMemoryIndex(Shards([vectors], len(vectors)))
+    direction = rng.standard_normal(32).astype(np.float32)
+    assert nearest.rows(direction, None, 100).tolist() == by_sorting(vectors @ direction, 100)
+
+
+SIMILARITY = SimilarityConfig(dim=8)
+
+
+def unit(*shape: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return functional.normalize(torch.randn(*shape, generator=generator), dim=-1)
+
+
+def test_sketches_give_the_exact_scores_at_their_anchors(tmp_path) -> None:
+    """With fewer landmarks than the width nothing is left out but the ridge."""
+    landmarks, images = unit(40, 8, seed=0).numpy(), unit(60, 9, 8, seed=1)
+    sketch = fit_sketch(landmarks, score_at(landmarks, images, SIMILARITY))
+    exact = image_sentence_scores(images, torch.from_numpy(landmarks), SIMILARITY).numpy()
+    near = sketch.of_vectors(landmarks) @ sketch.of_images(images, SIMILARITY).T
+    np.testing.assert_allclose(near, exact, atol=0.02)
+    sketch.write(tmp_path)
+    again = Sketch.read(tmp_path / SKETCH, 8)
+    for name in ("landmarks", "basis", "lift"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(sketch, name))
+    assert sketch.of_vectors(np.empty((0, 8), dtype=np.float32)).shape == (0, 40)
+
+
+def test_the_best_of_a_sketch_hold_more_of_the_best_than_mean_regions_do() -> None:
+    """Small findings: of 225 regions, one answers; the mean of all hardly tells."""
+    topics = unit(30, 8, seed=2)
+    images = unit(400, 25, 8, seed=3)
+    images[:, 7] = topics[torch.arange(400) % 30]
+    asked = functional.normalize(topics + 0.1 * unit(30, 8, seed=4), dim=-1)
+    landmarks = functional.normalize(topics.repeat(4, 1) + 0.1 * unit(120, 8, seed=5), dim=-1)
+    sketch = fit_sketch(landmarks.numpy(), score_at(landmarks.numpy(), images[:200], SIMILARITY))
+    exact = image_sentence_scores(images, asked, SIMILARITY).numpy()
+
+    def recall(near: np.ndarray) -> float:
+        best = np.argsort(-exact, axis=1)[:, :10]
+        kept = np.argsort(-near, axis=1)[:, :40]
+        return float(
+            np.mean([np.isin(one, other).mean() for one, other in zip(best, kept, strict=True)])
+        )
+
+    by_sketch = recall(sketch.of_vectors(asked.numpy()) @ sketch.of_images(images, SIMILARITY).T)
+    by_mean = recall(asked.numpy() @ functional.normalize(images.mean(1), dim=-1).numpy().T)
+    assert by_sketch > 0.9
+    assert by_sketch > by_mean + 0.1

@@ -110,13 +110,9 @@ def test_filling_goes_on_where_it_stopped_and_ends_with_every_row(index, retriev
             engine.fill("begun", half, lambda _: None)
 
 
-def test_another_index_never_answers(index: RetrievalIndex) -> None:
-    fingerprint = index.artifact.fingerprint
-    other = {**fingerprint, "inputs": {**fingerprint["inputs"], "model": "n" * 64}}
-    assert collection_of(fingerprint, "texts") != collection_of(other, "texts")
-
-
-def test_an_engine_that_is_gone_is_named_and_nothing_else(folder, index, tmp_path, monkeypatch):
+def test_an_engine_that_is_gone_is_named_and_another_index_never_answers(
+    folder, index, tmp_path, monkeypatch
+):
     monkeypatch.setattr("medclip_dcl.retrieval.milvus.TIMEOUT_S", 1)
     with milvus_server(tmp_path) as uri:
         retrieval = RetrievalConfig(uri=uri)
@@ -125,6 +121,9 @@ def test_an_engine_that_is_gone_is_named_and_nothing_else(folder, index, tmp_pat
     query = Query("image", 3, vector=torch.ones(8) / 8**0.5)
     with pytest.raises(EngineError, match="does not answer as it should"):
         engine.search(query)
+    fingerprint = index.artifact.fingerprint
+    other = {**fingerprint, "inputs": {**fingerprint["inputs"], "model": "n" * 64}}
+    assert collection_of(fingerprint, "texts") != collection_of(other, "texts")
 
 
 def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:

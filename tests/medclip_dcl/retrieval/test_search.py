@@ -55,7 +55,7 @@ def test_sentences_of_an_image_are_ranked_by_the_same_score(index: RetrievalInde
     assert [hit.id for hit in hits] == [keys[row] for row in best]
 
 
-def test_an_image_finds_itself_first_and_a_text_its_twin(index: RetrievalIndex) -> None:
+def test_an_image_finds_itself_first_and_a_text_its_twin_and_thumbnails_go_by_id(index):
     regions = torch.from_numpy(index.regions.gather(np.array([21]))[0]).float()
     (image,) = index.search(Query("image", 1, regions=regions))
     assert (image.id, image.texts) == ("image-021", ["Opacity 10.", "Shared 1."])
@@ -63,9 +63,12 @@ def test_an_image_finds_itself_first_and_a_text_its_twin(index: RetrievalIndex) 
     (text,) = index.search(Query("text", 1, vector=sentence("Shared 1.")))
     assert (text.texts, text.studies) == (["Shared 1."], 8)
     assert text.score == pytest.approx(1, abs=1e-6)
+    picture = index.picture("image-047")
+    assert picture.startswith(b"\xff\xd8")
+    assert index.picture("../artifact.json") is None
 
 
-def test_filters_hold_for_images_and_for_what_their_studies_say(index: RetrievalIndex) -> None:
+def test_filters_hold_for_images_and_for_what_their_studies_say_and_exclude_a_patient(index):
     filters = Filters(splits=frozenset({"test"}), views=frozenset({"AP"}))
     images = index.search(Query("image", 99, vector=sentence("x"), filters=filters))
     assert len(images) == IMAGES // 3 // 2
@@ -73,9 +76,6 @@ def test_filters_hold_for_images_and_for_what_their_studies_say(index: Retrieval
     texts = index.search(Query("text", 99, vector=sentence("x"), filters=filters))
     said = {text for hit in images for text in hit.texts}
     assert {hit.texts[0] for hit in texts} == said
-
-
-def test_a_patient_can_be_excluded(index: RetrievalIndex) -> None:
     query = Query("image", 99, vector=sentence("x"), filters=Filters(exclude_patient="patient-002"))
     hits = index.search(query)
     assert len(hits) == IMAGES - 4
@@ -96,20 +96,11 @@ def test_equal_scores_are_ordered_by_id(index: RetrievalIndex) -> None:
     assert [hit.id for hit in hits] == [f"image-{number:03d}" for number in range(5)]
 
 
-def test_thumbnail_is_found_by_id_alone(index: RetrievalIndex) -> None:
-    picture = index.picture("image-047")
-    assert picture.startswith(b"\xff\xd8")
-    assert index.picture("../artifact.json") is None
-
-
-def test_index_of_another_model_is_refused_and_both_are_named(folder: Path) -> None:
+def test_an_index_of_another_model_or_with_a_flipped_bit_is_refused(folder, tmp_path):
     with pytest.raises(ArtifactStale) as refusal:
         RetrievalIndex.open(folder, "f" * 64)
     assert "f" * 64 in str(refusal.value)
     assert MODEL_DIGEST in str(refusal.value)
-
-
-def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "index"
     build(path, IndexConfig(), 8)
     file = path / shard_name("regions", 0)

@@ -38,14 +38,11 @@ def test_patients_of_another_seed_have_other_ids() -> None:
     assert len(set.union(*ids)) == 900
 
 
-def test_monochrome1_is_stored_inverted() -> None:
+def test_monochrome1_is_stored_inverted_and_the_gate_opens_it():
     plain, turned = Storage(12, False, 0, 1), Storage(12, True, 0, 1)
     assert np.array_equal(quantize(ramp(), turned), 4095 - quantize(ramp(), plain))
     dataset = pydicom.dcmread(io.BytesIO(encode_image(turned)))
     assert dataset.PhotometricInterpretation == "MONOCHROME1"
-
-
-def test_the_gate_opens_what_the_generator_writes() -> None:
     images = [open_image(encode_image(Storage(16, inverted, 0, 1))) for inverted in (False, True)]
     assert images[0].source == "dicom"
     assert images[1].inverted

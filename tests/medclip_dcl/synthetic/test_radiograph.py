@@ -23,15 +23,12 @@ def inside_boxes(drawn: DrawnImage, finding: FineFinding) -> np.ndarray:
     return mask
 
 
-def test_box_bounds_exactly_the_pixels_above_the_level() -> None:
+def test_a_box_bounds_the_pixels_above_the_level_and_points_invert_the_canvas():
     mask = np.zeros((6, 8), dtype=np.float32)
     mask[2:4, 3:7] = 1.0
     mask[5, 0] = 0.2  # below 30 % of the maximum
     assert box_of(mask) == (3, 2, 4, 2)
     assert box_of(np.zeros((3, 3), dtype=np.float32)) is None
-
-
-def test_pixel_of_an_anatomical_point_inverts_the_canvas() -> None:
     canvas = make_canvas(100, 90, Pose(0.03, -0.05, 0.1, 1.05))
     row, column = canvas.pixel_at(float(canvas.x[20, 70]), float(canvas.y[20, 70]))
     assert row == pytest.approx(20, abs=1e-3)

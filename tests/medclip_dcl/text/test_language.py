@@ -31,27 +31,17 @@ def test_short_sentences_of_other_languages_are_noticed_and_say_nothing(language
     assert [read_claims(text) for text in sentences] == [SILENT] * len(sentences)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "No pleural effusion. The heart is not enlarged.",
-        "Lungs clear. Heart size normal.",
-        "Seen by Dr. van der Berg. No change.",
-        "No acute dz. Lg R eff w/ atx.",
-        "Cardiomegaly.",
-        "Normal chest.",
-    ],
-)
-def test_english_is_not_taken_for_another(text: str) -> None:
-    assert language_of(text) == "en"
+def test_english_is_not_taken_for_another_and_what_speaks_for_none_has_none() -> None:
+    for text in (
+        *("No pleural effusion. The heart is not enlarged.", "Lungs clear. Heart size normal."),
+        *("Seen by Dr. van der Berg. No change.", "No acute dz. Lg R eff w/ atx."),
+        *("Cardiomegaly.", "Normal chest."),
+    ):
+        assert language_of(text) == "en", text
+    assert {language_of(text) for text in ("", "1.5", "Pneumothorax.", "Normal.")} == {""}
 
 
-@pytest.mark.parametrize("text", ["", "1.5", "Pneumothorax.", "Normal."])
-def test_what_speaks_for_no_language_has_none(text: str) -> None:
-    assert language_of(text) == ""
-
-
-def test_a_foreign_report_has_no_labels_though_a_sentence_could_be_english() -> None:
+def test_foreign_reports_have_no_labels_and_english_ones_keep_theirs():
     sentences = [
         "Herz normal groß.",
         "Pneumothorax.",
@@ -60,9 +50,6 @@ def test_a_foreign_report_has_no_labels_though_a_sentence_could_be_english() -> 
     ]
     assert read_claims("Pneumothorax.").asserted
     assert report_labels_of(map(read_report, sentences)) == SILENT
-
-
-def test_an_english_report_keeps_its_labels_beside_a_foreign_sentence() -> None:
     text = "Small left effusion. No pneumothorax. Heart size is normal. Gracias por su referencia."
     assert read_claims(text).negated >= {"Pneumothorax"}
 

@@ -40,19 +40,15 @@ def test_a_checkpoint_comes_back_bit_by_bit(tmp_path: Path) -> None:
         assert read.dtype == tensor.dtype
 
 
-def test_the_newest_are_kept_and_nothing_else_lies_about(tmp_path: Path) -> None:
+def test_the_newest_are_kept_and_nothing_that_a_kill_left_of_a_removal(tmp_path):
     for step in (1, 2, 3):
         store(tmp_path).save(snapshot(step))
     assert names(tmp_path) == ["step-00000002", "step-00000003"]
-
-
-def test_what_a_kill_left_of_a_removal_goes_with_the_next(tmp_path: Path) -> None:
     kept = store(tmp_path)
-    kept.save(snapshot(1))
     (tmp_path / ".going").mkdir()
     (tmp_path / ".going" / WEIGHTS).touch()
-    kept.save(snapshot(2), keep=1)
-    assert names(tmp_path) == ["step-00000002"]
+    kept.save(snapshot(4), keep=1)
+    assert names(tmp_path) == ["step-00000004"]
     (tmp_path / ".going").mkdir()
     kept.clear()
     assert names(tmp_path) == []
@@ -94,13 +90,10 @@ def test_whole_bytes_that_are_no_checkpoint_stop_the_run(tmp_path: Path) -> None
             store(folder).find()
 
 
-def test_an_unfinished_run_begun_otherwise_is_refused_with_the_difference(tmp_path: Path) -> None:
+def test_another_recipe_is_refused_with_the_difference_unless_the_run_is_finished(tmp_path):
     store(tmp_path).save(snapshot(10))
     with pytest.raises(ArtifactStale, match=r"step 10 of 100 .* settings\.rate: 0\.1 -> 0\.2"):
         store(tmp_path, rate=0.2).find()
-
-
-def test_a_finished_run_of_another_recipe_does_not_stand_in_the_way(tmp_path: Path) -> None:
     for step in (STEPS - 10, STEPS):
         store(tmp_path).save(snapshot(step))
     other = store(tmp_path, rate=0.2)

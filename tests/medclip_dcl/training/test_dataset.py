@@ -63,7 +63,7 @@ def test_image_sentence_and_evidence_of_a_place_belong_together(work: Path) -> N
         assert columns["labels"].any(dim=1).tolist() == [kind < 3 for kind in kinds]
 
 
-def test_processes_see_slices_of_one_and_the_same_batch(work: Path) -> None:
+def test_processes_see_slices_of_one_batch_and_validation_sees_images_as_they_are(work):
     whole = dataset_of(work).batch(5)
     left, right = (dataset_of(work, slice(at, at + 4)).batch(5) for at in (0, 4))
     assert torch.equal(whole.crops, torch.cat([left.crops, right.crops]))
@@ -71,24 +71,19 @@ def test_processes_see_slices_of_one_and_the_same_batch(work: Path) -> None:
     assert torch.equal(whole.eta, left.eta)
     assert torch.equal(whole.eta, right.eta)
     assert whole.study_ids == left.study_ids == right.study_ids
-
-
-def test_validation_sees_images_as_they_are(work: Path) -> None:
     batch = dataset_of(work, seed=None).batch(0)
     assert batch.brightness.eq(1).all()
     assert torch.equal(batch.crops, dataset_of(work, seed=None).batch(0).crops)
     assert not torch.equal(batch.crops, dataset_of(work).batch(0).crops)
 
 
-def test_the_next_item_is_made_while_one_is_in_use() -> None:
+def test_reading_ahead_goes_on_and_ends_with_its_reader_and_passes_errors_on():
     asked = threading.Event()
     items = prefetch(lambda step: (step and asked.set(), step)[1], 0, 3)
     assert next(items) == 0
     assert asked.wait(5)
     assert list(items) == [1, 2]
 
-
-def test_reading_ahead_ends_with_its_reader_and_passes_errors_on() -> None:
     def make(step: int) -> int:
         if step == 3:
             raise ValueError("broken item")
@@ -109,36 +104,27 @@ def random_images(count: int = 4, size: int = 12) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (count, size, size), dtype=np.uint8)
 
 
-def test_factors_of_one_are_the_preprocessing_of_the_service() -> None:
+def test_jitter_is_brightness_then_contrast_and_of_ones_the_input_of_the_service():
+    crop = torch.tensor([[[[100, 200]]]], dtype=torch.uint8)
+    seen = jitter(crop, torch.tensor([1.1]), torch.tensor([0.8]))
+    # 110, 220, mean 165: 165 - .8 * 55 = 121, 165 + .8 * 55 = 209
+    expected = (torch.tensor([121.0, 209.0]) / 255 - 0.5) / 0.25
+    torch.testing.assert_close(seen.flatten(), expected)
+    crop = torch.tensor([[[[0, 255, 255, 255]]]], dtype=torch.uint8)
+    seen = jitter(crop, torch.tensor([1.5]), torch.tensor([1.5]))
+    assert seen.min() == -2.0
+    assert seen.max() == 2.0
     given = random_images()
     ones = torch.ones(4)
     ours = jitter(torch.from_numpy(given).unsqueeze(1), ones, ones)
     torch.testing.assert_close(ours, to_input(given, 12), rtol=0, atol=1e-6)
 
 
-def test_jitter_is_brightness_then_contrast_about_the_mean_by_hand() -> None:
-    crop = torch.tensor([[[[100, 200]]]], dtype=torch.uint8)
-    seen = jitter(crop, torch.tensor([1.1]), torch.tensor([0.8]))
-    # 110, 220, mean 165: 165 - .8 * 55 = 121, 165 + .8 * 55 = 209
-    expected = (torch.tensor([121.0, 209.0]) / 255 - 0.5) / 0.25
-    torch.testing.assert_close(seen.flatten(), expected)
-
-
-def test_jitter_stays_within_black_and_white() -> None:
-    crop = torch.tensor([[[[0, 255, 255, 255]]]], dtype=torch.uint8)
-    seen = jitter(crop, torch.tensor([1.5]), torch.tensor([1.5]))
-    assert seen.min() == -2.0
-    assert seen.max() == 2.0
-
-
-def test_a_crop_is_a_window_of_the_image_and_never_a_mirror() -> None:
+def test_crops_are_windows_that_reach_every_corner_and_factors_fill_their_range():
     image = np.arange(36, dtype=np.uint8).reshape(6, 6)
     out = np.empty((3, 3), dtype=np.uint8)
     cut(image, 2, 1, out)
     assert out.tolist() == [[13, 14, 15], [19, 20, 21], [25, 26, 27]]
-
-
-def test_crops_reach_every_corner_and_factors_fill_their_range() -> None:
     views = draw_crops(np.random.default_rng(0), 4000, 8)
     assert set(views.top.tolist()) == set(views.left.tolist()) == set(range(9))
     assert 0.8 <= views.brightness.min() < 0.81

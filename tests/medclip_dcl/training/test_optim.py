@@ -60,20 +60,7 @@ def test_what_a_vision_transformer_adds_to_its_patches_does_not_decay(kind: str)
     assert weights & free == added
 
 
-def test_gamma_and_what_an_objective_adds_have_the_common_learning_rate() -> None:
-    model = tiny_dual_encoder()
-    model.bias = nn.Parameter(torch.tensor(-4.0))
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    peaks = {
-        names[parameter]: group["peak"]
-        for group in build_optimizer(model, SETTINGS).param_groups
-        for parameter in group["params"]
-    }
-    assert peaks["gamma"] == peaks["bias"] == SETTINGS.learning_rate
-    assert peaks["region_projection.weight"] == 1e-2
-
-
-def test_restored_state_gives_the_same_next_step() -> None:
+def test_restored_state_gives_the_same_next_step_and_of_another_model_is_refused():
     model, other = tiny_dual_encoder(), tiny_dual_encoder()
     optimizer, restored = build_optimizer(model, SETTINGS), build_optimizer(other, SETTINGS)
     step(model, optimizer)
@@ -84,23 +71,15 @@ def test_restored_state_gives_the_same_next_step() -> None:
     step(other, restored)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
-
-
-def test_state_of_another_model_is_refused() -> None:
-    model = tiny_dual_encoder()
-    optimizer = build_optimizer(model, SETTINGS)
     with pytest.raises(CheckpointError, match="exp_avg/nowhere"):
         load_optimizer_tensors(optimizer, model, {"exp_avg/nowhere": torch.zeros(3)})
     with pytest.raises(CheckpointError, match="exp_avg/gamma"):
         load_optimizer_tensors(optimizer, model, {"exp_avg/gamma": torch.zeros(3)})
 
 
-def test_warm_up_is_linear_and_ends_at_the_peak() -> None:
+def test_warm_up_is_linear_to_the_peak_and_the_cosine_half_in_its_middle():
     shares = [learning_rate_share(step, 4, 104) for step in range(4)]
     assert shares == [0.25, 0.5, 0.75, 1.0]
-
-
-def test_cosine_starts_at_the_peak_and_is_half_in_the_middle() -> None:
     assert learning_rate_share(4, 4, 104) == 1.0
     assert learning_rate_share(54, 4, 104) == pytest.approx(0.5)
     assert 0 < learning_rate_share(103, 4, 104) < 0.001

@@ -18,14 +18,10 @@ def sampler(shuffle_reports: bool = False, seed: int = 3) -> ImageTextSampler:
     )
 
 
-def test_a_global_batch_never_holds_a_study_twice() -> None:
+def test_no_batch_holds_a_study_twice_nor_an_epoch():
     drawn = sampler()
     for step in range(60):
         assert len(set(drawn.draw(step).studies.tolist())) == BATCH
-
-
-def test_an_epoch_shows_every_study_at_most_once_and_fills_no_batch_with_repeats() -> None:
-    drawn = sampler()
     assert drawn.steps_per_epoch == STUDIES // BATCH == 6
     for epoch in range(3):
         steps = range(epoch * 6, epoch * 6 + 6)
@@ -45,7 +41,7 @@ def test_a_batch_is_a_function_of_seed_and_step_alone() -> None:
     assert not np.array_equal(ahead[0].studies, sampler(seed=4).draw(0).studies)
 
 
-def test_images_and_sentences_belong_to_their_study() -> None:
+def test_images_and_sentences_belong_to_their_study_and_are_drawn_independently():
     image_of = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 3)
     sentence_of = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 4)
     drawn = sampler()
@@ -54,17 +50,6 @@ def test_images_and_sentences_belong_to_their_study() -> None:
         assert np.array_equal(image_of[rows.images], rows.studies)
         assert np.array_equal(sentence_of[rows.sentences], rows.studies)
         assert np.array_equal(rows.reports, rows.studies)
-
-
-def test_a_number_below_one_picks_a_member_in_equal_parts() -> None:
-    index = RaggedIndex(np.array([1, 0, 1, 1]), 2)  # study 0 has member 1; study 1 has 0, 2 and 3
-    studies, uniform = np.array([0, 1, 1, 1, 1]), np.array([0.99, 0.0, 0.33, 0.34, 0.99])
-    assert index.pick(studies, uniform).tolist() == [1, 0, 0, 2, 3]
-    assert len(RaggedIndex(np.array([], dtype=np.int64), 0)) == 0
-    assert len(RaggedIndex(np.arange(1000), 1000)) == 1000
-
-
-def test_image_and_sentence_of_a_study_are_drawn_independently() -> None:
     two_each = RaggedIndex(np.repeat(np.arange(4), 2), 4)
     drawn = ImageTextSampler(two_each, two_each, 4, 0, False)
     rows = [drawn.draw(step) for step in range(250)]
@@ -74,6 +59,17 @@ def test_image_and_sentence_of_a_study_are_drawn_independently() -> None:
     # A quarter of 1000 each; five standard deviations.
     assert len(pairs) == 4
     assert all(abs(count - 250) < 5 * (1000 * 3 / 16) ** 0.5 for count in pairs.values())
+
+
+def test_a_number_below_one_picks_a_member_in_equal_parts_and_studies_must_suffice():
+    index = RaggedIndex(np.array([1, 0, 1, 1]), 2)  # study 0 has member 1; study 1 has 0, 2 and 3
+    studies, uniform = np.array([0, 1, 1, 1, 1]), np.array([0.99, 0.0, 0.33, 0.34, 0.99])
+    assert index.pick(studies, uniform).tolist() == [1, 0, 0, 2, 3]
+    assert len(RaggedIndex(np.array([], dtype=np.int64), 0)) == 0
+    assert len(RaggedIndex(np.arange(1000), 1000)) == 1000
+    seven = RaggedIndex(np.arange(7), 7)
+    with pytest.raises(ConfigError, match="global_batch 8 exceeds the 7 training studies"):
+        ImageTextSampler(seven, seven, 8, 0, False)
 
 
 def test_the_shuffled_control_gives_every_image_one_and_the_same_foreign_report() -> None:
@@ -87,9 +83,3 @@ def test_the_shuffled_control_gives_every_image_one_and_the_same_foreign_report(
         for study, report in zip(rows.studies.tolist(), rows.reports.tolist(), strict=True):
             assert report_of.setdefault(study, report) == report
     assert sorted(report_of.values()) == list(range(STUDIES))
-
-
-def test_fewer_studies_than_places_are_refused() -> None:
-    seven = RaggedIndex(np.arange(7), 7)
-    with pytest.raises(ConfigError, match="global_batch 8 exceeds the 7 training studies"):
-        ImageTextSampler(seven, seven, 8, 0, False)

@@ -44,22 +44,18 @@ def test_the_training_split_alone_is_trained_on(work: Path) -> None:
     setup, facts = prepare(work)
     corpus, dataset, _ = setup.data
     assert len(corpus.study_ids) == 24
-    assert corpus.images.sizes.tolist() == 6 * [2, 1, 1, 1]
     assert dataset.batch(0).eta.tolist() == pytest.approx([ETA] * 8)
     assert setup.validation is None
     assert setup.hooks.validate is None
     assert any(fact.get("weights") == "text" for fact in facts)
 
 
-def test_a_small_validation_split_is_one_batch_and_is_warned_of(work: Path) -> None:
+def test_validation_is_the_same_at_every_start_and_warned_of_where_it_is_one_small_batch(work):
     settings = {"global_batch": 12, "validate_every_steps": 2, "validate_images": 0}
     setup, facts = prepare(work, train=settings)
     assert [len(batch.eta) for batch in setup.validation.batches] == [8]
     warnings = [str(fact["warning"]) for fact in facts if "warning" in fact]
     assert any("of batches of 8, with 7 negatives in place of 11" in text for text in warnings)
-
-
-def test_validation_batches_are_the_same_at_every_start(work: Path) -> None:
     settings = {"validate_every_steps": 2, "validate_images": 0}
     first, again = (prepare(work, train=settings)[0].validation.batches for _ in range(2))
     assert [batch.study_ids for batch in first] == [batch.study_ids for batch in again]

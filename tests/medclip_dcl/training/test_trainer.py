@@ -233,7 +233,7 @@ def test_merged_weights_answer_as_the_adapters_do_without_peft() -> None:
     torch.testing.assert_close(plain.encode_sentences(ids, mask), expected, atol=1e-5, rtol=0)
 
 
-def test_adapters_start_at_the_encoders_own_answers_and_learn_at_its_rate() -> None:
+def test_adapters_start_at_the_encoders_own_answers_and_learn_at_its_rate():
     encoder = adapted_encoder()
     ids, mask = random_tokens(3)
     with torch.no_grad():
@@ -247,9 +247,6 @@ def test_adapters_start_at_the_encoders_own_answers_and_learn_at_its_rate() -> N
     optimised = sum(len(group["params"]) for group in build_optimizer(encoder, LOOP).param_groups)
     assert optimised == len(learning)
     assert all(math.isclose(peak_learning_rate(name, LOOP), 3e-2) for name in adapters)
-
-
-def test_layers_that_are_not_there_are_named() -> None:
     encoder = tiny_dual_encoder()
     with pytest.raises(ConfigError, match="image encoder has no linear layer"):
         add_adapters(encoder, {"image": 2, "text": 2}, seed=0)

@@ -46,26 +46,23 @@ def questions(
     )
 
 
-@pytest.mark.parametrize(
-    ("studies", "processes", "expected"), [(500, 4, 64), (64, 1, 64), (19, 1, 19), (19, 4, 16)]
-)
-def test_a_small_split_is_one_batch(studies: int, processes: int, expected: int) -> None:
-    assert validation_batch(studies, TrainConfig(processes=processes)) == expected
+def test_a_small_split_is_one_batch_and_one_without_a_batch_is_named() -> None:
+    for studies, processes, expected in ((500, 4, 64), (64, 1, 64), (19, 1, 19), (19, 4, 16)):
+        assert validation_batch(studies, TrainConfig(processes=processes)) == expected
+    for studies, processes in ((0, 1), (1, 1), (3, 4)):
+        with pytest.raises(ConfigError, match=f"the validation split has {studies} studies"):
+            validation_batch(studies, TrainConfig(processes=processes))
 
 
-@pytest.mark.parametrize(("studies", "processes"), [(0, 1), (1, 1), (3, 4)])
-def test_a_split_without_a_batch_is_named(studies: int, processes: int) -> None:
-    with pytest.raises(ConfigError, match=f"the validation split has {studies} studies"):
-        validation_batch(studies, TrainConfig(processes=processes))
-
-
-def test_every_study_is_asked_once(work: Path) -> None:
+def test_every_study_is_asked_once_and_choosing_needs_images_with_and_without_a_finding(work):
     validation_metrics = questions(work)
     assert validation_metrics.truth.shape == (2, 8)
     # No label says 0: the source leaves it blank.
     assert (validation_metrics.truth[0] == 1).sum() == 2
     assert (validation_metrics.truth[1] == -1).all()
     assert questions(work, images=3).truth.shape[1] == 3
+    with pytest.raises(ConfigError, match="with and without"):
+        questions(work, best="validation_auc")
 
 
 def test_the_figures_are_those_of_the_scores(work: Path) -> None:
@@ -95,8 +92,3 @@ def test_reports_judge_where_there_are_no_labels(work: Path) -> None:
     with torch.no_grad():
         found = validation_metrics(encoder, torch.device("cpu"))
     assert found["validation_report_auc"] == found["validation_auc"] is not None
-
-
-def test_choosing_by_findings_needs_images_with_and_without_one(work: Path) -> None:
-    with pytest.raises(ConfigError, match="with and without"):
-        questions(work, best="validation_auc")

@@ -23,12 +23,6 @@ BASELINE = "1.2.840.10008.1.2.4.50"
 IMPLICIT, EXPLICIT = "1.2.840.10008.1.2", "1.2.840.10008.1.2.1"
 
 
-def test_pixels_of_unknown_representation_are_words() -> None:
-    file = dicom_bytes(ramp())
-    at = file.index(b"\xe0\x7f\x10\x00OW") + 4
-    assert np.array_equal(open_image(file[:at] + b"UN" + file[at + 2 :]).pixels, scaled(ramp()))
-
-
 @pytest.mark.parametrize(
     ("syntax", "encode"),
     [
@@ -37,7 +31,6 @@ def test_pixels_of_unknown_representation_are_words() -> None:
         (J2K, lambda image: imagecodecs.jpeg2k_encode(image, codecformat="j2k", level=0)),
         (J2K, lambda image: imagecodecs.jpeg2k_encode(image, codecformat="jp2", level=0)),
     ],
-    ids=["lossless", "jpeg_ls", "j2k", "j2k_in_jp2"],
 )
 def test_lossless_streams_give_the_native_picture(syntax: str, encode: object) -> None:
     image = ramp()
@@ -45,13 +38,21 @@ def test_lossless_streams_give_the_native_picture(syntax: str, encode: object) -
     assert np.array_equal(open_image(file).pixels, scaled(image))
 
 
-def test_pixels_that_disagree_with_the_header_are_refused() -> None:
+def test_pixels_that_disagree_with_the_header_are_refused():
     image = ramp()
     assert refusal(dicom_bytes(image, Rows=20)) == "size_mismatch"
     stream = imagecodecs.jpegls_encode(image)
     assert refusal(dicom_bytes(image, syntax=JPEG_LS, frame=stream, Rows=41)) == "size_mismatch"
     assert refusal(dicom_bytes(image, syntax=JPEG_LS, frame=stream[:-400])) == "truncated"
     assert refusal(dicom_bytes(image, syntax=BASELINE, frame=stream)) == "corrupt"
+    image = ramp()
+    for padding in (image.tobytes(), 2 * image[::-1].tobytes()):
+        assert refusal(dicom_bytes(image, padding=padding)) == "size_mismatch"
+    halved = dicom_bytes(image, BitsAllocated=8, BitsStored=8, HighBit=7)
+    assert refusal(halved) == "size_mismatch"
+    file = dicom_bytes(ramp())
+    at = file.index(b"\xe0\x7f\x10\x00OW") + 4
+    assert np.array_equal(open_image(file[:at] + b"UN" + file[at + 2 :]).pixels, scaled(ramp()))
 
 
 @pytest.mark.parametrize("syntax", [IMPLICIT, BIG_ENDIAN, EXPLICIT])
@@ -67,14 +68,6 @@ def test_padding_behind_native_pixels_is_cut_off(syntax: str, bits: int, padding
     if bits == 8 and syntax == BIG_ENDIAN:
         file = file.replace(b"OW", b"OB")
     assert np.array_equal(open_image(file).pixels, scaled(image))
-
-
-def test_as_much_as_another_frame_is_no_padding() -> None:
-    image = ramp()
-    for padding in (image.tobytes(), 2 * image[::-1].tobytes()):
-        assert refusal(dicom_bytes(image, padding=padding)) == "size_mismatch"
-    halved = dicom_bytes(image, BitsAllocated=8, BitsStored=8, HighBit=7)
-    assert refusal(halved) == "size_mismatch"
 
 
 SIGNED = np.linspace(-2048, 2047, 40 * 50).round().astype(np.int16).reshape(40, 50)
@@ -127,7 +120,6 @@ def test_where_header_and_stream_disagree_the_streams_sign_and_bits_count(
         (JPEG_LS, bytes(imagecodecs.jpegls_encode(WIDE))),
         (SV1, bytes(imagecodecs.ljpeg_encode(WIDE, bitspersample=16))),
     ],
-    ids=["j2k", "jpeg_ls", "lossless"],
 )
 def test_a_stream_of_more_bits_than_are_allocated_is_read(syntax: str, stream: bytes) -> None:
     small = np.zeros(WIDE.shape, np.uint8)
@@ -154,12 +146,3 @@ def test_rle_segments_that_are_not_in_the_frame_are_refused_before_they_are_read
     header = struct.pack("<16I", 2, *starts, *[0] * 13)
     for frame in (header + bytes(12), header[:12]):
         assert refusal(dicom_bytes(ramp(), syntax=RLE, frame=frame)) == "corrupt"
-
-
-def test_box_of_length_zero_ends_and_does_not_hang() -> None:
-    image = ramp()
-    stream = bytes(imagecodecs.jpeg2k_encode(image, codecformat="jp2", level=0))
-    at = stream.index(b"jp2c") - 4
-    endless = stream[:at] + b"\0\0\0\0" + stream[at + 4 :]
-    file = dicom_bytes(image, syntax=J2K, frame=endless)
-    assert np.array_equal(open_image(file).pixels, scaled(image))

@@ -17,7 +17,7 @@ def table(folder: Path, text: str) -> Path:
     return path
 
 
-def test_rows_of_a_sentence_are_united(tmp_path: Path) -> None:
+def test_rows_of_a_sentence_are_united_and_reports_may_stand_in_one_table_with_sentences(tmp_path):
     found = read_claims_table(
         table(
             tmp_path,
@@ -42,9 +42,6 @@ def test_rows_of_a_sentence_are_united(tmp_path: Path) -> None:
         text_key("All is well."): ReportLabels({}, frozenset(), frozenset(), normal=True),
         text_key("Comparison: none."): ReportLabels({}, frozenset(), frozenset(), normal=False),
     }  # fmt: skip
-
-
-def test_sentences_and_reports_may_stand_in_one_table(tmp_path: Path) -> None:
     lines = "study_id,text,finding,state\n,Scar.,Scar,1\ns1,,Scar,1\ns1,,Nodule,-1\n"
     found = read_claims_table(table(tmp_path, lines))
     assert found.sentences is not None
@@ -70,7 +67,7 @@ def test_rows_that_say_nothing_usable_are_refused(tmp_path: Path, lines: str, wo
     assert "perhaps" not in str(error.value)
 
 
-def test_relations_know_findings_beyond_our_own() -> None:
+def test_relations_know_findings_beyond_our_own_and_uniting_keeps_the_strongest_word():
     names = (*FINDINGS, "Scar")
     scar = ReportLabels({"Scar": frozenset()}, frozenset(), frozenset(), normal=False)
     none = ReportLabels({}, frozenset({"Scar"}), frozenset(), normal=False)
@@ -81,9 +78,6 @@ def test_relations_know_findings_beyond_our_own() -> None:
         [DIFFERENT, SAME, UNCLEAR],
         [DIFFERENT, DIFFERENT, DIFFERENT],
     ]
-
-
-def test_uniting_keeps_the_strongest_word() -> None:
     asserted = ReportLabels({"Edema": frozenset({"left"})}, frozenset(), frozenset(), normal=False)
     hedged = ReportLabels({}, frozenset({"Scar"}), frozenset({"Edema"}), normal=True)
     denied = ReportLabels({}, frozenset({"Edema"}), frozenset({"Scar"}), normal=True)

@@ -125,7 +125,7 @@ def test_every_form_gives_the_same(tmp_path: Path, forms: Path, form: str) -> No
         assert raw.card == {"licence": "other, use-agreement", "terms": "Share nothing."}
 
 
-def test_splits_are_mapped_or_left_out(tmp_path: Path, forms: Path) -> None:
+def test_splits_are_mapped_or_left_out_and_a_config_of_several_is_named(tmp_path, forms):
     source, _ = read(tmp_path, forms / "saved", splits={"test": "validation"})
     assert (source.raw.splits, source.raw.counts["ignored_splits"]) == ({"p3": {"test"}}, 2)
     source, _ = read(tmp_path, forms / "saved", splits={"any": "train"})
@@ -138,9 +138,6 @@ def test_splits_are_mapped_or_left_out(tmp_path: Path, forms: Path) -> None:
     assert len(source.raw.splits) == 6
     with pytest.raises(ConfigError, match="own splits alone"):
         read(tmp_path, forms / "saved", splits={"any": "train"}, **anonymous)
-
-
-def test_a_config_of_several_is_named(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     lines = []
     for name, number in (("frontal", 1), ("lateral", 2)):
@@ -163,13 +160,9 @@ def test_a_config_of_several_is_named(tmp_path: Path) -> None:
         (errno.EISDIR, "cache", StudyError),
     ],
 )
-def test_a_full_disk_of_the_cache_is_not_taken_for_a_dataset_that_cannot_be_read(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    number: int,
-    file: str,
-    expected: type[Exception],
-) -> None:
+def test_a_full_disk_is_not_taken_for_a_dataset_that_cannot_be_read(
+    tmp_path, monkeypatch, number, file, expected
+):
     root = tmp_path / "set"
     root.mkdir()
     where = str((tmp_path if file == "cache" else root) / file) if file else None
@@ -200,15 +193,12 @@ def test_folders_that_hold_no_dataset_are_refused(tmp_path: Path, forms: Path) -
     note.write_text(note.read_text().replace('"data-', '"../two/data-'))
     with pytest.raises(StudyError, match="whose files are all in it"):
         read(tmp_path, tmp_path / "one")
-
-
-@pytest.mark.parametrize("text", ["[]", '{"splits": 1}', "[" * 100_000, "no JSON"])
-def test_notes_that_save_to_disk_did_not_write_are_refused(tmp_path: Path, text: str) -> None:
-    for name in ("dataset_dict.json", "state.json"):
+    for name in ("dataset_dict.json", "state.json"):  # not as save_to_disk writes them
         (tmp_path / name).mkdir()
-        (tmp_path / name / name).write_text(text)
-        with pytest.raises(StudyError, match="holds no dataset"):
-            read(tmp_path, tmp_path / name)
+        for text in ("[]", '{"splits": 1}', "[" * 100_000, "no JSON"):
+            (tmp_path / name / name).write_text(text)
+            with pytest.raises(StudyError, match="holds no dataset"):
+                read(tmp_path, tmp_path / name)
 
 
 def test_a_link_out_of_the_folder_is_not_copied(tmp_path: Path) -> None:
@@ -256,7 +246,7 @@ def test_bytes_paths_and_neither(tmp_path: Path) -> None:
     assert [item.reason for item in chosen.rejects] == ["no_image", *["missing_image"] * 4]
 
 
-def test_lists_of_images_are_images_of_one_study(tmp_path: Path) -> None:
+def test_lists_of_images_are_of_one_study_and_columns_without_images_are_refused(tmp_path):
     root = saved(tmp_path, [[picture(0), picture(1)], [], [picture(2)]], [datasets.Value("binary")])
     source, rows = read(tmp_path / "work", root, **OF_IMAGES)
     found = [(image.study_id, (rows / image.path).read_bytes()) for image in source.raw.images]
@@ -265,9 +255,6 @@ def test_lists_of_images_are_images_of_one_study(tmp_path: Path) -> None:
         ("train-000000", picture(1)),
         ("train-000002", picture(2)),
     ]
-
-
-def test_columns_without_images_are_refused(tmp_path: Path) -> None:
     root = saved(tmp_path, [1, 2], datasets.Value("int32"))
     with pytest.raises(StudyError, match="a column without images"):
         read(tmp_path / "work", root, **OF_IMAGES)
@@ -288,7 +275,10 @@ def hub(forms: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
 HUB = {"name": f"someone/chests@{COMMIT}"}
 
 
-def test_a_hubs_dataset_is_fetched_once(tmp_path: Path, hub: DatasetHub) -> None:
+def test_a_hubs_dataset_is_fetched_once_and_by_its_commit(tmp_path, hub):
+    for name in ("someone/chests@main", "someone/chests"):
+        with pytest.raises(ConfigError, match="40 hexadecimal digits, since a branch moves"):
+            read(tmp_path / "work", tmp_path / "set", name=name)
     hub.refuse_after = 2  # of four: then the download fails, and is resumed
     with pytest.raises(HubError):
         read(tmp_path / "work", tmp_path / "set", **HUB)
@@ -305,13 +295,9 @@ def test_a_hubs_dataset_is_fetched_once(tmp_path: Path, hub: DatasetHub) -> None
         read(tmp_path / "work", tmp_path / "set", name=f"someone/chests@{COMMIT[::-1]}")
 
 
-@pytest.mark.parametrize("name", ["someone/chests@main", "someone/chests"])
-def test_a_branch_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="40 hexadecimal digits, since a branch moves"):
-        read(tmp_path / "work", tmp_path / "set", name=name)
-
-
-def test_terms_are_to_be_accepted(tmp_path, hub, monkeypatch):
+def test_terms_are_to_be_accepted_and_a_full_disk_is_no_fault_of_the_hub(
+    tmp_path, hub, monkeypatch
+):
     hub.token = "hf_mine"
     with pytest.raises(HubError, match="accept the agreement of someone/chests"):
         read(tmp_path / "work", tmp_path / "set", **HUB)
@@ -320,14 +306,12 @@ def test_terms_are_to_be_accepted(tmp_path, hub, monkeypatch):
     assert len(source.raw.images) == 6
     assert "hf_mine" not in json.dumps(source.inputs | source.raw.card)
 
-
-def test_a_full_disk_is_said_and_no_hub_is_blamed(tmp_path, hub, monkeypatch):
     def full(*_: Any, **_more: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", full)
-    with pytest.raises(ArtifactUnwritable, match="set could not be written: No space"):
-        read(tmp_path / "work", tmp_path / "set", **HUB)
+    with pytest.raises(ArtifactUnwritable, match="other could not be written: No space"):
+        read(tmp_path / "work", tmp_path / "other", **HUB)
 
 
 def test_terms_and_missing_patients_reach_manifest_and_card(tmp_path: Path, forms: Path) -> None:

@@ -38,7 +38,7 @@ WANT = {
 """What every table below says; of s4 none says anything."""
 CODES = {"Edema": "edema", "Pleural Effusion": "fluid"}
 FORMS = {
-    "numbers": ({"edema": ["1", "0", "0.0", ""], "fluid": ["0", "1.0", "0", "nan"]}, CODES),
+    "numbers": ({"edema": ["1", "0", "0,000", ""], "fluid": ["0", " 1.00", "0.0", "nan"]}, CODES),
     "words": (
         {"edema": ["Positive", "absent", "no", ""], "fluid": ["negative", "yes", "No", "None"]},
         CODES,
@@ -127,8 +127,6 @@ def test_ids_of_studies_and_of_images_are_not_confused(tmp_path: Path) -> None:
     ("ids", "words"),
     [
         (["S1", "S2"], r"; 2 of 2 would be found but for case"),
-        (["1", "2"], r"; 2 of 2 would be found but for letters before the number"),
-        (["s1.0", "s9"], r"; 1 of 2 would be found but for a final \.0"),
         (["x_a", "y"], r"in column 'study_id'; set source\.label_id"),
     ],
 )
@@ -171,18 +169,6 @@ def test_rows_of_a_study_are_united_by_what_they_show() -> None:
     ]
     rows = [{"No Finding": 1}, {"No Finding": 0, "Edema": 1}]
     assert label_table("aa", rows)["No Finding"].to_pylist() == [0]
-
-
-def test_one_name_may_stand_for_two_findings(tmp_path: Path) -> None:
-    names = {"Pneumothorax": ["Hydropneumothorax"], "Pleural Effusion": ["hydropneumothorax"]}
-    column = {"found": ["hydropneumothorax", "other", "", "No Indexing"]}
-    found = labels_of(tmp_path, column, "found", label_names=names)
-    assert found == {"s1": dict.fromkeys(names, 1), "s2": dict.fromkeys(names, 0)}
-
-
-def test_numbers_count_however_many_zeros_they_are_written_with(tmp_path: Path) -> None:
-    labels = labels_of(tmp_path, {"edema": ["1.00", "0,000", " -1.0 ", ""]}, {"Edema": "edema"})
-    assert [labels.get(f"s{row}", {}).get("Edema") for row in range(1, 5)] == [1, 0, -1, None]
 
 
 def test_all_that_is_not_a_label_is_counted_without_being_printed(tmp_path: Path) -> None:
@@ -272,7 +258,7 @@ def test_open_i_s_headings_agree_with_other_people_s_labels(tmp_path: Path) -> N
         assert (agree - chance) / (1 - chance) > 0.85, (finding, agree)
 
 
-def test_a_source_names_its_own_findings(tmp_path: Path) -> None:
+def test_a_source_names_its_own_findings_and_one_name_may_stand_for_two(tmp_path):
     added = {"found": [["Tuberculosis"], ["hernia", "nodule"], [], None]}
     own = {"findings": ["Nodule", "Tuberculosis", "Hernia"]}
     assert labels_of(tmp_path, added, "found", **own) == {
@@ -280,6 +266,10 @@ def test_a_source_names_its_own_findings(tmp_path: Path) -> None:
         "s2": {"Nodule": 1, "Tuberculosis": 0, "Hernia": 1},
         "s3": {"Nodule": 0, "Tuberculosis": 0, "Hernia": 0},
     }
+    names = {"Pneumothorax": ["Hydropneumothorax"], "Pleural Effusion": ["hydropneumothorax"]}
+    column = {"found": ["hydropneumothorax", "other", "", "No Indexing"]}
+    found = labels_of(tmp_path, column, "found", label_names=names)
+    assert found == {"s1": dict.fromkeys(names, 1), "s2": dict.fromkeys(names, 0)}
 
 
 def test_labels_are_read_by_the_findings_of_their_manifest(tmp_path: Path) -> None:

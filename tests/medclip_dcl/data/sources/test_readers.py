@@ -1,10 +1,12 @@
-"""Readers of sources: what their inputs depend on, and where images lie."""
+"""Readers: what their inputs depend on, where images lie; a folder of DICOM, by its headers."""
 
 from pathlib import Path
 
 from medclip_dcl.data.records import BoxTable, ImageRecord, Source, Study
+from medclip_dcl.data.selection import select
 from medclip_dcl.data.source_settings import SourceConfig
-from medclip_dcl.data.sources.readers import images_root
+from medclip_dcl.data.sources.readers import hash_patient, images_root, read_dicom_folder
+from tests.support.dicom import dicom_bytes, ramp
 from tests.support.records import studies
 
 
@@ -35,3 +37,65 @@ def test_images_are_read_where_they_are_unless_rows_were_written_out() -> None:
             lambda text: Path(text.replace("${WORK}", "/out")),
         )
         assert found == Path(folder)
+
+
+SETTINGS = SourceConfig(kind="dicom")
+
+
+def image(number: int, **tags: str) -> bytes:
+    ids = {"SOPInstanceUID": f"1.5.{number}", "StudyInstanceUID": "1.4", "PatientID": "MRN7"}
+    return dicom_bytes(ramp(), **(ids | tags))
+
+
+def write(root: Path, files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+
+
+def test_every_file_is_an_image_or_has_a_reason(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "a/IM0001": image(1),
+            "a/IM0002.dcm": image(2, ViewPosition="LL"),
+            "b/IM0003": image(3, ViewPosition=""),
+            "b/IM0004": image(4, PatientID=""),
+            "b/IM0005": image(5, Modality="CT"),
+            "b/IM0005.sr": image(8, Modality="SR", PatientID=""),
+            "b/IM0006": image(6)[:300],
+            "b/readme.txt": b"not an image",
+            "c/again": image(1),
+            "DICOMDIR": image(7, SOPClassUID="1.2.840.10008.1.3.10"),
+        },
+    )
+    (tmp_path / "link").symlink_to(tmp_path / "a/IM0001")
+    found = select(read_dicom_folder(tmp_path, SETTINGS, Path), SETTINGS)
+    assert [(item.image_id, item.study_id, item.path) for item in found.images] == [
+        ("1.5.1", "1.4", "a/IM0001")
+    ]
+    assert {(item.id, item.reason) for item in found.rejects} == {
+        ("1.5.2", "lateral"),
+        ("1.5.3", "no_view"),
+        ("1.5.4", "no_subject"),
+        ("1.5.5", "modality"),
+        ("1.5.8", "modality"),
+        ("file-000007", "bad_header"),
+        ("file-000008", "not_dicom"),
+        ("1.5.1", "duplicate_id"),
+    }
+    assert (found.candidates, found.lost) == (4, 3)
+    assert found.texts == {}
+
+
+def test_patients_are_named_by_a_keyed_hash_alone(tmp_path: Path) -> None:
+    write(tmp_path, {"one": image(1), "two": image(2), "other": image(3, PatientID="MRN8")})
+    key = tmp_path.with_suffix(".key")
+    key.write_bytes(b"secret")
+    settings = SETTINGS.model_copy(update={"patient_key": str(key)})
+    raw = read_dicom_folder(tmp_path, settings, Path)
+    subjects = {item.image_id: item.subject_id for item in raw.images}
+    assert subjects["1.5.1"] == subjects["1.5.2"] == hash_patient(b"MRN7", b"secret")
+    assert subjects["1.5.3"] != subjects["1.5.1"]
+    assert hash_patient(b"MRN7", b"") != hash_patient(b"MRN7", b"secret")
+    assert "MRN" not in repr(raw)

@@ -79,30 +79,21 @@ def test_prose_is_left_as_it_is(text: str) -> None:
     assert write_out(text) == text
 
 
-def test_report_asserts_over_hedges_and_hedges_over_denials() -> None:
+def test_reports_unite_their_sentences_and_assert_over_hedges_and_hedge_over_denials():
     text = "No pneumonia. Possible pneumonia. No effusion. Left effusion. Possible effusion."
     assert notation(read_claims(text)) == {"?pna", "+eff:l"}
-
-
-def test_an_abnormality_beyond_the_findings_keeps_a_report_from_being_normal() -> None:
+    parts = ["Lungs are clear.", "Small left effusion.", "Degenerative changes.", "No edema."]
+    assert report_labels_of(map(read_report, parts)) == read_claims(" ".join(parts))
     assert read_claims("No acute disease. Heart size normal.").normal
     assert not read_claims("No acute disease. Scoliosis.").normal
     assert not read_claims("No acute disease. Possible nodule.").normal
 
 
-def test_united_readings_are_the_reading_of_the_whole() -> None:
-    parts = ["Lungs are clear.", "Small left effusion.", "Degenerative changes.", "No edema."]
-    assert report_labels_of(map(read_report, parts)) == read_claims(" ".join(parts))
-
-
-def test_claims_survive_the_columns_of_the_artifact() -> None:
+def test_claims_survive_the_columns_of_the_artifact_and_a_text_without_any_is_false():
     claims = read_claims("Left effusion. Cardiomegaly. No edema. Possible pneumonia.")
     row = claims.to_row()
     assert row["asserted"] == ["Cardiomegaly", "Pleural Effusion|left"]
     assert ReportLabels.from_row(row) == claims
-
-
-def test_only_a_text_with_claims_is_true() -> None:
     assert not read_claims("PA and lateral views of the chest.")
     assert read_claims("Normal chest.")
     assert read_claims("Possible pneumonia.")
@@ -160,16 +151,13 @@ def test_time_grows_with_length_and_not_with_its_square(unit: str) -> None:
     assert cpu_seconds(50_000) < 40 * max(cpu_seconds(5_000), 0.01)
 
 
-def test_concepts_are_finer_than_findings() -> None:
+def test_concepts_are_finer_than_findings_and_the_digest_follows_the_words(monkeypatch):
     reading = read_sentence("Emphisema with a small mass, no hiatal hernia.")
     assert [(item.concept, item.polarity) for item in reading.mentions] == [
         ("Emphysema", Polarity.ASSERTED),
         ("Mass", Polarity.ASSERTED),
         ("Hernia", Polarity.NEGATED),
     ]
-
-
-def test_digest_follows_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
     before = reader_digest()
     assert before == reader_digest()
     monkeypatch.setitem(lexicon.PHRASES_OF, "Edema", "edema")
