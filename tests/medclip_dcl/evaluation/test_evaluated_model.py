@@ -5,6 +5,7 @@ import torch
 from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.evaluation.evaluated_model import (
     EvaluatedModel,
+    _room_for,
     evaluated_model,
 )
 from medclip_dcl.inference.model_package import read_model_package
@@ -43,6 +44,13 @@ def test_the_encoder_s_features_are_those_before_the_shared_space(tmp_path):
     with torch.no_grad():
         maps = predictor.model.image(to_input(IMAGES, predictor.config.model.image.input_px))
     assert features[:, 0, 0] == pytest.approx(maps.flatten(2).mean(dim=2), abs=1e-6)
+
+
+def test_regions_are_held_once_and_in_half_precision_where_they_are_many():
+    part = torch.ones(2, 3, 3, 8)
+    assert _room_for(10, part).shape == (10, 3, 3, 8)
+    assert _room_for(10, part).dtype == torch.float32
+    assert _room_for(10, part, exact_bytes=10 * 72 * 4 - 1).dtype == torch.float16
 
 
 def test_a_clip_is_examined_behind_two_functions():

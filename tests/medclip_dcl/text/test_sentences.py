@@ -72,7 +72,7 @@ DRAWN = st.lists(st.sampled_from([*_SCRAPS.split(" "), "\n", "\t"]), max_size=40
 
 
 @given(st.one_of(st.text(max_size=300), DRAWN))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_any_text_is_split_and_nothing_but_mark_up_is_lost(text: str) -> None:
     assert bare("".join(cut_sentences(text))) == bare(clean_text(text)) or "-" in text
     split = split_section(text)
