@@ -73,7 +73,7 @@ TASKS = [Task(0, SENTENCES[:2]), Task(1, SENTENCES[2:4]), Task(2, SENTENCES[4:])
 @pytest.fixture
 def options(tmp_path: Path) -> ScoringOptions:
     save_language_model(tiny_bert(), tiny_tokenizer(), tmp_path)
-    return ScoringOptions(tmp_path, "original", "float32")
+    return ScoringOptions(tmp_path, "original")
 
 
 def test_workers_give_the_bits_of_one_process_and_those_are_the_scores(options):
@@ -93,7 +93,7 @@ def test_an_overlong_sentence_is_cut_to_what_the_model_reads(options):
 
 
 def test_faults_and_deaths_of_a_worker_reach_the_caller(options):
-    broken = dataclasses.replace(options, dtype="no_such_dtype")
+    broken = dataclasses.replace(options, device="no_such_device")
     with pytest.raises(ScoreError, match="ended with code 1"):
         list(score_tasks(broken, TASKS, 2))
     with pytest.raises(ScoreError, match="no word piece"):
