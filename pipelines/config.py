@@ -122,10 +122,13 @@ WITHDRAWN: dict[str, str | tuple[str, object]] = {
     "pretrain.eta": "SimCLR learns from the run's own images",
     "probabilities.method": ("a curve has slope and intercept (Platt)", "platt"),
     "source.images_per_study": "every frontal image is used",
+    "source.modalities": ("files of CR and DX are taken; a table may list any", ["CR", "DX"]),
     "train.cache_features": _FROZEN,
     "train.compile_backend": "the network is not compiled",
     "train.gradient_checkpointing": "train.chunk saves the memory",
     "train.image_frozen_steps": (_FROZEN, 0),
+    "train.image_learning_rate": "train.learning_rate is the image side's, "
+    "train.text_learning_rate the other's",
     "train.scale_learning_rate": "train.learning_rate is taken as it is",
     "train.text_frozen_steps": (_FROZEN, 0),
 }

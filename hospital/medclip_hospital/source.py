@@ -8,7 +8,7 @@ from medclip_dcl.core.errors import ConfigError, ImageError
 from medclip_dcl.core.files import disk_faults_named, remove_staged, write_bytes
 from medclip_dcl.core.progress import Progress
 from medclip_dcl.data.records import RawStudies, Reject
-from medclip_dcl.data.source_settings import Resolve, SourceConfig
+from medclip_dcl.data.source_settings import MODALITIES, Resolve, SourceConfig
 from medclip_dcl.data.sources.readers import read_dicom_folder
 
 from .dicomweb import CONNECTIONS, ArchivedImage, DicomWeb
@@ -28,7 +28,7 @@ def read_dicomweb(root: Path, settings: SourceConfig, resolve: Resolve) -> RawSt
     with disk_faults_named(root), DicomWeb(settings.archive, key) as archive:
         root.mkdir(parents=True, exist_ok=True)
         remove_staged(root)  # of a run that was killed: half an image, or a whole one twice
-        listed = archive.images(settings.modalities, settings.archive_dates)
+        listed = archive.images(MODALITIES, settings.archive_dates)
 
         def mirror(image: ArchivedImage) -> Reject | None:
             path = root / image.study / f"{image.instance}.dcm"

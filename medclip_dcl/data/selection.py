@@ -44,7 +44,7 @@ SOURCE_REASONS: dict[str, str] = {  # reason code of a manifest's reject -> what
     "bad_report": "the report's XML is malformed, too large, declares entities or leaves the root",
     "bad_header": "the DICOM header cannot be read, or lacks an id",
     "not_dicom": "the file in the folder of DICOM is something else",
-    "modality": "the DICOM modality is not one of source.modalities",
+    "modality": "the DICOM modality is neither CR nor DX",
     "duplicate_id": "an earlier row has the same id",
     "patient_conflict": "the image and its study name different patients",
     "lateral": "the view position is not one of source.frontal_views",
@@ -97,7 +97,7 @@ def require_few_rejects(chosen: Selection, allowed: float) -> None:
     if not chosen.candidates:
         raise StudyError(
             f"the source has no image or report that is asked for{aside}; correct its root, "
-            "table or archive, or what is asked for: source.modalities, source.frontal_views"
+            "table or archive, or what is asked for: source.frontal_views"
         )
     nothing = not (chosen.texts or chosen.images)
     if chosen.lost / chosen.candidates > allowed or nothing:

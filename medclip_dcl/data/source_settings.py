@@ -89,9 +89,6 @@ class SourceConfig(Section):
     """Views that count as frontal, in any case; every other is `lateral`. A blank view is left out
     and counted as `no_view` unless "" is listed: no other field of these sources says reliably what
     such an image shows."""
-    modalities: tuple[str, ...] = ("CR", "DX")
-    """Modalities of the images wanted (kinds `dicom` and `dicomweb`); other files are counted as
-    `modality`."""
     archive: Annotated[str, NO_EFFECT] = ""
     """URL of an archive's DICOMweb (kind `dicomweb`), such as `https://pacs.example/dicom-web`.
     SSL_CERT_FILE or SSL_CERT_DIR names the authorities of its certificate; else certifi's hold."""
@@ -175,6 +172,9 @@ class SourceConfig(Section):
         return self
 
 
+MODALITIES = ("CR", "DX")
+"""Of files that kinds `dicom` and `dicomweb` take: radiographs. Others are counted as `modality`; a
+table may list any image."""
 FINDING_FIELD = "{finding}"  # where a template's sentence names the finding
 LABEL_KEY = "study_id"  # column of a table of labels that names the study
 

@@ -54,15 +54,9 @@ def param_group_of(name: str) -> ParamGroup:
 
 
 def peak_learning_rate(name: str, settings: TrainConfig) -> float:
-    """Return a parameter's peak: that of the group it belongs to, else the common one."""
-    own = {
-        ParamGroup.IMAGE: settings.image_learning_rate,
-        ParamGroup.TEXT: settings.text_learning_rate,
-    }
-    group = param_group_of(name)
-    if group is ParamGroup.PROJECTION:  # each map learns as the encoder before it
-        group = ParamGroup.TEXT if name.startswith("text.") else ParamGroup.IMAGE
-    return own.get(group) or settings.learning_rate
+    """Return a parameter's peak: the text side's own, where it has one, else the common one."""
+    is_text = name.startswith("text.")  # its map into the shared space, too
+    return (is_text and settings.text_learning_rate) or settings.learning_rate
 
 
 def frozen_groups(settings: TrainConfig) -> frozenset[ParamGroup]:

@@ -33,8 +33,6 @@ class TrainConfig(Section):
     batch of a pass are left out of it."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-5
     """Peak AdamW learning rate; paper: 1e-5."""
-    image_learning_rate: Annotated[float, Field(gt=0)] | None = None
-    """Peak learning rate of the image encoder; None: `learning_rate`."""
     text_learning_rate: Annotated[float, Field(gt=0)] | None = None
     """Peak learning rate of the text encoder; None: `learning_rate`."""
     frozen: tuple[Literal["image", "text"], ...] = ()

@@ -159,14 +159,14 @@ def slow_start(model: ModelConfig, settings: TrainConfig) -> str:
     AdamW moves a weight by about the learning rate a step, whatever the gradient: at 1e-5, 10,000
     steps in one direction make 0.1.
     """
-    rate = settings.image_learning_rate or settings.learning_rate
+    rate = settings.learning_rate
     is_frozen = "image" in settings.frozen
     if model.pretrained or model.image.pretrained or is_frozen or rate >= _LEAST_RANDOM_RATE:
         return ""
     return (
         f"the image encoder starts from random weights and learns at {rate:g}, too little to leave "
         "its start; set model.image.pretrained to weights such as ImageNet's, or "
-        f"train.image_learning_rate to {_LEAST_RANDOM_RATE:g} or more"
+        f"train.learning_rate to {_LEAST_RANDOM_RATE:g} or more"
     )
 
 

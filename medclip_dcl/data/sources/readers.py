@@ -17,7 +17,7 @@ from medclip_dcl.core.plugins import SOURCES
 from medclip_dcl.data.dicom.metadata import read_header
 from medclip_dcl.data.limits import PREAMBLE, is_dicom
 from medclip_dcl.data.records import BoxTable, ImageRecord, RawStudies, Reject, Source
-from medclip_dcl.data.source_settings import Resolve, SourceConfig, find_file
+from medclip_dcl.data.source_settings import MODALITIES, Resolve, SourceConfig, find_file
 from medclip_dcl.data.sources import huggingface, mimic_cxr, open_i, table
 from medclip_dcl.data.sources.boxes import read_boxes
 from medclip_dcl.data.sources.labels import join_labels, speak_labels
@@ -52,7 +52,7 @@ def read_dicom_folder(root: Path, settings: SourceConfig, resolve: Resolve) -> R
             rejects.append(Reject(name, "bad_header"))
         elif header.sop_class == _DIRECTORY:
             continue  # a list of the folder: neither an image nor a fault
-        elif header.modality not in settings.modalities:  # not asked for, and so no fault
+        elif header.modality not in MODALITIES:  # not asked for, and so no fault
             rejects.append(Reject(header.image_id, "modality"))
         elif not header.patient:
             rejects.append(Reject(header.image_id, "no_subject"))

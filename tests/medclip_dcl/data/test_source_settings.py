@@ -29,7 +29,7 @@ def test_the_page_names_every_kind_of_source_and_every_column_and_tag_that_reade
     assert {row["kind"] for row in INPUTS} == kinds | {"any", "dicomweb"}  # one of hospital/
     assert set(READERS) == kinds
     assert names_of("mimic_cxr", "chexpert") == {"study_id", *LABELS}
-    assert names_of("dicom", "any file") == {*metadata.TAGS.values(), "source.modalities"}
+    assert names_of("dicom", "any file") == {*metadata.TAGS.values()}
     assert names_of("any", "source.boxes") == {*MS_CXR_COLUMNS.values(), "path"}
 
 

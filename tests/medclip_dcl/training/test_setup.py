@@ -88,8 +88,7 @@ def test_another_number_of_processes_goes_on_and_says_what_differs(work, tmp_pat
     [
         ({"learning_rate": 1e-5}, True),
         ({"learning_rate": 1e-4}, False),
-        ({"learning_rate": 1e-5, "image_learning_rate": 1e-3}, False),
-        ({"learning_rate": 1e-3, "image_learning_rate": 9e-5}, True),
+        ({"learning_rate": 1e-3, "text_learning_rate": 9e-5}, False),
         ({"learning_rate": 1e-5, "frozen": ["text"]}, True),
         ({"learning_rate": 1e-5, "frozen": ["image"]}, False),  # it never learns
     ],

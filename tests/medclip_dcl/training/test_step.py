@@ -118,12 +118,12 @@ def test_frozen_parts_do_not_move_and_have_no_optimiser_state(frozen: tuple[str,
 
 
 def test_each_part_has_its_own_learning_rate() -> None:
-    settings = TrainConfig(learning_rate=4e-4, image_learning_rate=1e-4)
+    settings = TrainConfig(learning_rate=1e-4, text_learning_rate=4e-4)
     rates = {
         name: peak_learning_rate(name, settings)
         for name in ("image.backbone.x", "text.backbone.x", "text.projection.bias", "gamma")
     }
-    assert list(rates.values()) == [1e-4, 4e-4, 4e-4, 4e-4]
+    assert list(rates.values()) == [1e-4, 4e-4, 4e-4, 1e-4]
     alone = TrainConfig(learning_rate=4e-4, text_learning_rate=2e-4)
     assert peak_learning_rate("text.projection.bias", alone) == 2e-4
     assert peak_learning_rate("region_projection.bias", alone) == 4e-4
