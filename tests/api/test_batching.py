@@ -1,5 +1,6 @@
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -166,6 +167,45 @@ def test_a_batch_that_does_not_fit_is_tried_image_by_image(room: int, answers: l
     image, model = random_images(1)[0], Cramped(room)
     found = together(Metrics(), *[(model, image, lambda _: "fine")] * 3)
     assert [item.code if isinstance(item, ApiError) else item for item in found] == answers
+
+
+def test_late_and_cancelled_questions_of_a_batch_leave_the_others_alone() -> None:
+    image, seen, passed = random_images(1)[0], [], threading.Event()
+
+    class Slow(Cramped):
+        def embed_images(self, images: np.ndarray) -> Tensor:
+            seen.append(len(images))
+            passed.wait(10)
+            return super().embed_images(images)
+
+    async def ask() -> list[object]:
+        metrics = Metrics()
+        batches, model = MicroBatcher(8, metrics), Slow(8)
+        busy, go = held(batches)
+        callers = [Caller(0.2), Caller(), Caller()]
+        asked = [
+            asyncio.ensure_future(batches.submit(caller, model, image, lambda _: "fine"))
+            for caller in callers
+        ]
+        while metrics.registry.get_sample_value("medclip_waiting") != 3 and not asked[0].done():
+            await asyncio.sleep(0.01)
+        time.sleep(0.2)  # the loop is busy: it cannot withdraw the question at its deadline
+        go.set()
+        while not seen:
+            time.sleep(0.01)
+        callers[1].left.set()  # it waits on: what has begun is not undone
+        await asyncio.sleep(0.02)
+        asked[1].cancel()
+        await asyncio.sleep(0.02)
+        passed.set()
+        async with asyncio.timeout(10):
+            return list(await asyncio.gather(*asked, busy, return_exceptions=True))
+
+    late, cancelled, fine, _ = asyncio.run(ask())
+    assert seen == [2]  # the late one cost nothing
+    assert isinstance(late, ApiError)
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert (late.code, fine) == ("deadline", "fine")
 
 
 def test_the_thread_of_the_model_outlives_a_loop_that_ended_and_ends_when_closed() -> None:

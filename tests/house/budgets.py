@@ -4,6 +4,7 @@
 raises the limit in a commit that says why. `tests/house` fails where a figure is above its limit.
 """
 
+import functools
 import subprocess
 import sys
 import typing
@@ -107,6 +108,7 @@ def _count(files: Iterable[Path]) -> int:
     return sum(file.name != "__init__.py" for file in files)
 
 
+@functools.cache
 def loaded_by(module: str) -> tuple[dict[str, Path], bool]:
     """Modules of the project that an import loads, with their files; and whether torch is."""
     code = _LOADED.format(module=module, ours=set(SHIPPED))

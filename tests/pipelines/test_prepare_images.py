@@ -1,6 +1,5 @@
 """Prepared images: right pixels and named rejects."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,46 +9,42 @@ import psutil
 import pytest
 from distributed import Client, LocalCluster
 
-from medclip_dcl.core.artifact import Artifact, open_artifact
-from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import open_image
 from medclip_dcl.data.prepared import PreparedImages
-from pipelines.__main__ import main
 from tests.support import forkserver
 from tests.support.dicom import dicom_bytes, ramp
+from tests.support.jobs import config_for, made, rows, run
 from tests.support.release import Release, release
 
 
-def config_file(
+def listed(
     tmp_path: Path, source: Release, name: str = "work", *, most: float = 0.01, **images: Any
 ) -> Path:
-    root = tmp_path / "source"
+    """A work folder with the manifest of a source."""
+    root, work = tmp_path / "source", tmp_path / name
     if not root.exists():
         root.mkdir()
         source.write(root)
-    settings = {"size_px": 32} | images
-    path = tmp_path / f"{name}.yaml"
     given = {"root": str(root), "max_reject_share": most}
-    tree = {"work": str(tmp_path / name), "source": given, "images": settings, "workers": 2}
-    path.write_text(json.dumps(tree))
-    assert main(["build_manifest", "--config", str(path)]) == 0
-    return path
+    config_for(work, source=given, images={"size_px": 32} | images, workers=2)
+    run("build_manifest", work)
+    return work
 
 
-def made(work: Path) -> Artifact:
-    return open_artifact(work / "prepared", prepared.ARTIFACT)
+def prepare(work: Path, *settings: str, code: int = 0) -> None:
+    run("prepare_images", work, *settings, code=code)
 
 
 def test_images_come_out_as_the_square_of_what_went_in(tmp_path: Path) -> None:
     source = release(10)
-    assert main(["prepare_images", "--config", str(config_file(tmp_path, source))]) == 0
-    images = PreparedImages(made(tmp_path / "work"))
+    work = listed(tmp_path, source)
+    prepare(work)
+    images = PreparedImages(made(work, prepared.ARTIFACT))
     assert (len(images), images.size_px) == (10, 32)
     assert images.image_ids == sorted(row[0] for row in source.images)
-    table = read_table(tmp_path / "work/manifest", manifest.IMAGES).to_pylist()
-    for row in table:
+    for row in rows(work, manifest.ARTIFACT, manifest.IMAGES):
         image = open_image(tmp_path / "source" / row["path"])
         at = images.row_of[row["image_id"]]
         assert images.original_size(at) == image.pixels.shape
@@ -66,16 +61,15 @@ def test_refused_images_are_rows_with_a_reason(tmp_path: Path) -> None:
         ids[2]: dicom_bytes(np.full((9, 9), 5, dtype=np.uint16)),
         ids[5]: dicom_bytes(ramp())[:900],
     }
-    path = config_file(tmp_path, source, most=0.1)
-    assert main(["prepare_images", "--config", str(path)]) == 3
-    command = ["--config", str(path), "--set", "source.max_reject_share=0.2"]
-    assert main(["prepare_images", *command]) == 0
-    rejects = read_table(made(tmp_path / "work").path, manifest.REJECTS).to_pylist()
+    work = listed(tmp_path, source, most=0.1)
+    prepare(work, code=3)
+    prepare(work, "source.max_reject_share=0.2")
+    rejects = rows(work, prepared.ARTIFACT, manifest.REJECTS)
     assert [(row["id"], row["reason"]) for row in rejects] == [
         (ids[2], "constant"),
         (ids[5], "truncated"),
     ]
-    images = PreparedImages(made(tmp_path / "work"))
+    images = PreparedImages(made(work, prepared.ARTIFACT))
     assert images.image_ids == [name for name in ids if name not in {ids[2], ids[5]}]
 
 
@@ -85,8 +79,8 @@ def test_two_dask_workers_give_the_bytes_of_the_local_pool(tmp_path: Path) -> No
         source.images[3][0]: b"no image",
         source.images[7][0]: dicom_bytes(ramp())[:900],
     }
-    here = config_file(tmp_path, source, "here", most=0.1)
-    assert main(["prepare_images", "--config", str(here)]) == 0
+    here = listed(tmp_path, source, "here", most=0.1)
+    prepare(here)
     forkserver.context()  # has imported what the workers of the cluster need
     with (
         dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
@@ -94,19 +88,16 @@ def test_two_dask_workers_give_the_bytes_of_the_local_pool(tmp_path: Path) -> No
             n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
         ) as cluster,
     ):
-        there = config_file(
-            tmp_path, source, "there", most=0.1, dask_scheduler=cluster.scheduler_address
-        )
-        assert main(["prepare_images", "--config", str(there)]) == 0
+        address = cluster.scheduler_address
+        there = listed(tmp_path, source, "there", most=0.1, dask_scheduler=address)
+        prepare(there)
         with Client(cluster) as client:
             busy = client.run(_decode_workers)
-    assert made(tmp_path / "there").digest == made(tmp_path / "here").digest
+    assert made(there, prepared.ARTIFACT).digest == made(here, prepared.ARTIFACT).digest
     assert len(busy) == 2
     assert sum(busy.values()) >= 1
-    address = cluster.scheduler_address
-    settings = ["--set", f"images.dask_scheduler={address}", "--set", "images.size_px=40"]
-    with dask.config.set({"distributed.comm.timeouts.connect": "200ms"}):
-        assert main(["prepare_images", "--config", str(here), *settings]) == 2  # it has gone
+    with dask.config.set({"distributed.comm.timeouts.connect": "200ms"}):  # it has gone
+        prepare(here, f"images.dask_scheduler={address}", "images.size_px=40", code=2)
 
 
 def _decode_workers() -> int:
@@ -114,12 +105,12 @@ def _decode_workers() -> int:
 
 
 def test_image_that_changes_is_prepared_anew(tmp_path: Path) -> None:
-    path = config_file(tmp_path, release(3))
-    assert main(["prepare_images", "--config", str(path)]) == 0
-    first = made(tmp_path / "work").digest
-    assert main(["prepare_images", "--config", str(path)]) == 0
-    assert made(tmp_path / "work").digest == first
-    image = next((tmp_path / "source").rglob("*.dcm"))
-    image.write_bytes(dicom_bytes(ramp()[::-1].copy()))
-    assert main(["prepare_images", "--config", str(path)]) == 0
-    assert made(tmp_path / "work").digest != first
+    work = listed(tmp_path, release(3))
+    digests = []
+    for is_changed in (False, False, True):
+        if is_changed:
+            image = next((tmp_path / "source").rglob("*.dcm"))
+            image.write_bytes(dicom_bytes(ramp()[::-1].copy()))
+        prepare(work)
+        digests.append(made(work, prepared.ARTIFACT).digest)
+    assert digests[0] == digests[1] != digests[2]

@@ -1,4 +1,4 @@
-"""Reports become sentences, claims, likelihoods and eta: keyed, counted, and rescored for cause."""
+"""Reports become sentences, claims, a language model, likelihoods and eta: keyed and counted."""
 
 import csv
 import json
@@ -8,17 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from medclip_dcl.core.artifact import Artifact, make_fingerprint
 from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.likelihood import LikelihoodConfig, eta, masked_lm, scoring
-from medclip_dcl.likelihood.masked_lm import save_language_model
+from medclip_dcl.likelihood.masked_lm import load_language_model, save_language_model
 from medclip_dcl.likelihood.pll import pseudo_log_likelihood
 from medclip_dcl.likelihood.scoring import Scorer, read_parts
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.sentences import distinct_sentences, text_key, training_reports
-from tests.support.bert import tiny_bert, tiny_tokenizer
+from tests.support.bert import tiny_bert, tiny_tokenizer, write_cxr_bert
 from tests.support.corpus import commit_tables, write_reports
 from tests.support.jobs import config_for, made, rows, run
 
@@ -157,6 +158,63 @@ def test_a_table_of_claims_stands_for_our_reading(tmp_path):
     run("read_claims", work, f"claims.table={table}")
     after = made(work, labels.ARTIFACT)
     assert after.digest != before.digest or after.fingerprint != before.fingerprint
+
+
+# ---- The language model
+
+
+SMALL = ("vocabulary=150", "hidden_size=16", "layers=1", "steps=8", "batch=8", "threads=1")
+FILES = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+"""The card, and what transformers' own classes read offline."""
+
+
+def fit(work: Path, *settings: str) -> Artifact:
+    run("fit_language_model", work, *(f"language_model.{item}" for item in (*SMALL, *settings)))
+    return made(work, masked_lm.ARTIFACT)
+
+
+def test_a_fitted_model_is_whole_and_measured(split, tmp_path):
+    artifact = fit(copy_of(split, tmp_path))
+    assert set(artifact.files) == FILES
+    assert artifact.summary["fitted"] is True
+    assert 0 <= artifact.summary["held_out_accuracy"] <= 1
+    assert artifact.summary["held_out_sentences"] > 0
+    card = artifact.file(masked_lm.CARD).read_text()
+    assert yaml.safe_load(card.split("---")[1])["license"] == "other"
+    assert f"{artifact.summary['held_out_accuracy']:.1%} of the" in card
+    assert "Not a medical device" in card
+    assert artifact.fingerprint["inputs"]["sentences"] in card
+    assert "effusion" not in card
+    loaded = load_language_model(artifact.path)
+    assert loaded.model.config.hidden_size == 16
+    assert len(loaded.tokenizer) == artifact.summary["vocabulary"] <= 150
+    assert masked_lm.tokenizer_digest(artifact) == artifact.files["tokenizer.json"]["sha256"]
+
+
+def test_given_model_is_copied_without_its_head_where_nothing_is_fitted(split, tmp_path):
+    model = tiny_bert()
+    write_cxr_bert(tmp_path / "cxr", model, pickled=True)
+    artifact = fit(copy_of(split, tmp_path), "steps=0", f"pretrained={tmp_path / 'cxr'}")
+    assert artifact.summary["fitted"] is False
+    assert artifact.summary["ignored_keys"] == 6
+    assert "model.safetensors" in artifact.files
+    ids = torch.tensor([[2, 8, 13, 3]])
+    with torch.no_grad():
+        copied = load_language_model(artifact.path).model(ids).logits
+        assert torch.equal(copied, model(ids).logits)
+
+
+def test_given_model_is_fine_tuned_and_a_changed_one_is_seen(split, tmp_path):
+    work = copy_of(split, tmp_path)
+    write_cxr_bert(tmp_path / "cxr", tiny_bert())
+    artifact = fit(work, f"pretrained={tmp_path / 'cxr'}")
+    assert 0 <= artifact.summary["held_out_accuracy_before"] <= 1
+    assert "random weights" not in artifact.file(masked_lm.CARD).read_text()
+    tuned = load_language_model(artifact.path).model
+    pairs = zip(tuned.parameters(), tiny_bert().parameters(), strict=True)
+    assert not any(torch.equal(a, b) for a, b in pairs)
+    write_cxr_bert(tmp_path / "other", tiny_bert(scale=2.0))
+    assert fit(work, f"pretrained={tmp_path / 'other'}").digest != artifact.digest
 
 
 # ---- Likelihoods
