@@ -38,6 +38,7 @@ def write_out(sentence: str) -> str:
     text = _RE.choice.sub(_chosen_in_capitals, text)
     text = _RE.legend.sub(_by_legend, text)
     text = _RE.chosen.sub(lambda match: f": {match['first'] or match['second']} ; ", text)
+    text = _RE.bracketed.sub(r": \1 ; ", text)
     text = _RE.plus.sub(" present ; ", text.replace("+/-", " possible "))
     head, bar, cells = text.partition("|")
     if len(_RE.signed.findall(text)) > 1:  # "-eff, +ptx"
