@@ -5,7 +5,6 @@ run asks it: `relative_to_root`, then `path_under`.
 """
 
 import json
-import math
 import os
 import re
 import shlex
@@ -13,6 +12,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -448,48 +448,6 @@ _MOST_JUDGED = 500
 _SMALL = 100  # studies; fewer keep a larger share to validate
 
 
-_FOR_GPU = """\
-images:
-  size_px: 256
-language_model:
-  batch: 64
-model:
-  image:
-    input_px: 224                 # a ResNet-18"""
-_FOR_CPU = """\
-images:                           # sizes for a machine without a GPU
-  size_px: 176
-language_model:                   # a small BERT, fitted to these reports
-  steps: 800
-  batch: 64
-model:
-  image:                          # a thin ResNet-18
-    widths: [32, 64, 128, 256]
-    input_px: 160"""
-_FOR_FEW_ON_CPU = """\
-images:                           # sizes for few studies, and a machine without a GPU
-  size_px: 144
-language_model:                   # a small BERT, fitted to these reports
-  steps: 400
-  batch: 64
-model:
-  image:                          # the demo's
-    depths: [2, 2, 2]
-    widths: [16, 32, 64]
-    input_px: 128"""
-_RELATIONS = """\
-objective:                        # cross; see docs/how_it_works.md
-  kind: multipositive
-  relation: claims
-  directions: both
-  image_anchor: own"""
-_WITHOUT_CLAIMS = """\
-objective:                        # findings are read from English reports alone
-  kind: infonce
-  directions: both
-  image_anchor: same"""
-
-
 @dataclass(frozen=True)
 class Trial:
     """Outcome of reading the table as a run does."""
@@ -605,7 +563,7 @@ def _try(guess: TableGuess, out: Path) -> Trial:
     """Read the table as a run does; `StudyError` where nothing is left."""
     tree = {
         "work": f"runs/{out.stem}",
-        "source": yaml.safe_load("\n".join(_source(guess)))["source"],
+        "source": yaml.safe_load(config_text(guess, None))["source"],
     }
     config = check_config(tree, str(out))
     source = source_of(config)
@@ -649,73 +607,41 @@ def _can_judge(reports: Sequence[Mapping[str, Any]], prompts: str) -> bool:
     return any(0 < present[name] < len(read) - unknown[name] for name in prompted)
 
 
-def config_text(guess: TableGuess, trial: Trial) -> str:
-    """Write a config for a guessed table as commented YAML."""
+def config_text(guess: TableGuess, trial: Trial | None) -> str:
+    """Write a config for a guessed table as commented YAML; untried, its source alone."""
     import torch
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    source = "\n".join(_source(guess))
-    if trial.reject_share > 0.01:
-        share = math.ceil(100 * trial.reject_share) / 100
-        source += f"\n  max_reject_share: {share}          # of rows that cannot be used"
-    training, batch = trial.splits.get("train", 0), _BATCH
+    root, table = guess.root.resolve(), guess.table.resolve()
+    frontal = [value for value, kind in guess.views.items() if kind == "frontal"]
+    are_ours = isinstance(guess.labels, str) or set(guess.labels) <= set(LABELS)
+    training, batch = trial.splits.get("train", 0) if trial else 0, _BATCH
     while batch > 2 and 4 * batch > training:
         batch //= 2
-    is_few = training < _FEW and not torch.cuda.is_available()
+    has_gpu = torch.cuda.is_available()
+    is_few = training < _FEW and not has_gpu
     least = _LEAST_STEPS[is_few]
     is_long = _EPOCHS * (training // batch) >= least
-    for_cpu = _FOR_FEW_ON_CPU if is_few else _FOR_CPU
-    validation = ""
-    if trial.splits.get("validate", 0) >= 2:
-        validation = "\n  validate_every_steps: 200\n  best_metric: validation_uncorrected_loss"
-        if not language_warning(guess.languages) and trial.can_judge:
-            validation = f"""
-  validate_every_steps: 200
-  validate_images: {_MOST_JUDGED}
-  best_metric: validation_report_auc"""
-    return f"""\
-# Written by `medclip init` for {guess.table.name}; every setting: configs/README.md.
-{source}
-{_FOR_GPU if torch.cuda.is_available() else for_cpu}
-{_WITHOUT_CLAIMS if language_warning(guess.languages) else _RELATIONS}
-train:
-  global_batch: {batch}
-  {f"epochs: {_EPOCHS}" if is_long else f"steps: {least}"}
-  learning_rate: 1.0e-3           # of random weights; pretrained ones want 1e-5 to 5e-5
-  text_learning_rate: 3.0e-4
-  warmup_steps: 100
-  save_every_steps: 100           # what a kill can lose; the same command resumes{validation}
-"""
-
-
-def _quoted(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)  # JSON is YAML
-
-
-def _source(guess: TableGuess) -> Iterator[str]:
-    root = guess.root.resolve()
-    table = guess.table.resolve()
-    below = table.relative_to(root) if table.is_relative_to(root) else table
-    yield "source:"
-    yield "  kind: table"
-    yield f"  root: {_quoted(str(root))}"
-    yield f"  table: {_quoted(str(below))}"
-    if guess.encoding:
-        yield f"  fallback_encoding: {guess.encoding}"
-    yield "  columns:                        # the table's own names stand on the right"
-    for role, name in guess.columns.items():
-        yield f"    {role}: {_quoted(name)}"
-    if guess.labels:
-        yield f"    labels: {_quoted(guess.labels)}"
-        if not set(guess.labels) <= set(LABELS) and not isinstance(guess.labels, str):
-            yield f"  findings: {_quoted([*guess.labels])}"
-    if guess.template:
-        yield f"  template: {_quoted(guess.template)}   # reports are made of labels"
-    if guess.prefix_strip:
-        yield f"  prefix_strip: {_quoted(guess.prefix_strip)}"
-    frontal = [value for value, kind in guess.views.items() if kind == "frontal"]
-    if set(frontal) - {"AP", "PA", "FRONTAL"}:
-        yield f"  frontal_views: {_quoted(frontal)}"
-    if "split" not in guess.columns:
-        share = 0.1 if guess.rows >= _SMALL else 0.2
-        yield f"  validate_share: {share}             # of the patients"
-        yield "  test_share: 0.1"
+    templates = Environment(  # noqa: S701 (YAML; every value is quoted)
+        loader=FileSystemLoader(Path(__file__).with_name("report")),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    templates.filters["quoted"] = partial(json.dumps, ensure_ascii=False)  # JSON is YAML
+    return templates.get_template("init.jinja").render(
+        guess=guess,
+        trial=trial,
+        root=str(root),
+        table=str(table.relative_to(root) if table.is_relative_to(root) else table),
+        findings=[] if are_ours else [*guess.labels],
+        frontal=frontal if set(frontal) - {"AP", "PA", "FRONTAL"} else [],
+        validate_share=0.1 if guess.rows >= _SMALL else 0.2,
+        has_gpu=has_gpu,
+        is_few=is_few,
+        is_foreign=bool(language_warning(guess.languages)),
+        batch=batch,
+        length=f"epochs: {_EPOCHS}" if is_long else f"steps: {least}",
+        most_judged=_MOST_JUDGED,
+    )
