@@ -5,18 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers as hf
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
-from transformers import (
-    CLIPConfig,
-    CLIPModel,
-    PreTrainedTokenizerFast,
-    SiglipConfig,
-    SiglipModel,
-    SwinConfig,
-    SwinModel,
-)
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
@@ -51,14 +43,14 @@ PROCESSORS = {
 README = "---\nlicense: mit\ntags: [x]\n---\n# A model\n"
 
 
-def words_tokenizer() -> PreTrainedTokenizerFast:
+def words_tokenizer() -> hf.PreTrainedTokenizerFast:
     """<s> words </s>, as CLIP has it."""
     tokenizer = Tokenizer(models.WordLevel({word: row for row, word in enumerate(WORDS)}, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 8), ("</s>", 9)]
     )
-    return PreTrainedTokenizerFast(
+    return hf.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="[PAD]", eos_token="</s>", model_max_length=12
     )
 
@@ -74,9 +66,9 @@ def pair(name: str, hidden_act: str = "quick_gelu", heads: int = 2) -> Any:
     sides["text_config"] = {**_TEXT, **act}
     torch.manual_seed(0)
     if name == "clip":
-        model: Any = CLIPModel(CLIPConfig(**sides, projection_dim=24))
+        model: Any = hf.CLIPModel(hf.CLIPConfig(**sides, projection_dim=24))
     else:
-        model = SiglipModel(SiglipConfig(**sides))
+        model = hf.SiglipModel(hf.SiglipConfig(**sides))
     for parameter in model.parameters():
         parameter.data.normal_(std=0.2)
     model.logit_scale.data.fill_(4.7)
@@ -96,7 +88,7 @@ def write_pair(folder: Path, name: str, processor: Any, **changes: Any) -> Any:
     return model
 
 
-def openai_keys(model: CLIPModel, prefix: str = "") -> dict[str, Tensor]:
+def openai_keys(model: hf.CLIPModel, prefix: str = "") -> dict[str, Tensor]:
     """Name a CLIP's weights as OpenAI does, its text's behind a `prefix`."""
     state = model.state_dict()
     named: dict[str, Tensor] = {"logit_scale": state["logit_scale"]}
@@ -124,7 +116,7 @@ def openai_keys(model: CLIPModel, prefix: str = "") -> dict[str, Tensor]:
     return named | {names[key]: value for key, value in state.items() if key in names}
 
 
-def siglip_keys(model: SiglipModel) -> dict[str, Tensor]:
+def siglip_keys(model: hf.SiglipModel) -> dict[str, Tensor]:
     """Name a SigLIP's weights as open_clip does: timm's of the image, its own of the text."""
     state = model.state_dict()
     named = {name: state[name][0] for name in ("logit_scale", "logit_bias")}
@@ -231,7 +223,7 @@ def write_biovil(folder: Path, *, temporal: bool) -> tuple[dict[str, Tensor], di
     return image, head
 
 
-SWIN = SwinConfig(
+SWIN = hf.SwinConfig(
     image_size=PX, embed_dim=16, depths=[1, 2], num_heads=[2, 4], window_size=4, mlp_ratio=2.0
 )
 _OF_TRANSFORMERS_4 = {
@@ -245,10 +237,10 @@ _OF_TRANSFORMERS_4 = {
 }
 
 
-def cxr_clip_tree(kind: str, head: str) -> tuple[dict[str, Any], SwinModel]:
+def cxr_clip_tree(kind: str, head: str) -> tuple[dict[str, Any], hf.SwinModel]:
     """What CXR-CLIP's training writes, with random weights; also its Swin transformer."""
     drawn = torch.Generator().manual_seed(4)
-    swin = SwinModel(SWIN, add_pooling_layer=False).eval()
+    swin = hf.SwinModel(SWIN, add_pooling_layer=False).eval()
     for parameter in swin.parameters():
         parameter.data = torch.randn(parameter.shape, generator=drawn) * 0.2
     state, width = {"logit_scale": torch.tensor(2.6)}, RESNET.widths[-1]

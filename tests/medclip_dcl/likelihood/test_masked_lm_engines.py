@@ -112,7 +112,7 @@ def test_a_few_sentences_are_not_worth_converting(monkeypatch):
         return prepare_engine(model, "torch")
 
     monkeypatch.setattr(pll, "prepare_engine", prepare)
-    monkeypatch.setattr(pll, "_WORTH_PREPARING", 2000)
+    monkeypatch.setattr(pll, "_WORTH_PREPARING", 500)
     pseudo_log_likelihood(model, tokenizer, SENTENCES)
-    pseudo_log_likelihood(model, tokenizer, [*SENTENCES, "no effusion or " * 18])
+    pseudo_log_likelihood(model, tokenizer, [*SENTENCES, "no effusion or " * 8])
     assert names == ["torch", "auto"]

@@ -1,3 +1,5 @@
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -6,6 +8,7 @@ from medclip_dcl.synthetic.radiograph import DrawnImage, draw_frontal
 from medclip_dcl.synthetic.reports import FINE_FINDINGS, FineFinding
 
 
+@cache
 def image(*findings: FineFinding, seed: int = 3, size_px: int = 128) -> DrawnImage:
     body = draw_body(np.random.default_rng(seed))
     levels = dict.fromkeys(findings, 0.5)
