@@ -213,9 +213,7 @@ class Scorer:
         self._tokenizer = loaded.tokenizer
         self._limit = int(self._model.config.max_position_embeddings)
         with _one_thread():
-            self._engine = masked_lm.prepare_engine(
-                self._model, options.engine, "float32", options.folder
-            )
+            self._engine = masked_lm.prepare_engine(self._model, options.engine, options.folder)
         self.engine: EngineName = self._engine.name
         """Who scores: `openvino` or `torch`."""
         self._budget = find_budget(self._model)
