@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -114,9 +113,7 @@ def test_heads_answer_next_to_the_prompts(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("image", [IMAGES[0], BEYOND], ids=["inside", "beyond"])
 @pytest.mark.parametrize("findings", [None, ["Pneumonia", "mass"], [["A mass", "Clear"]]])
-def test_python_answers_as_the_service(
-    own: Service, folder: Path, image: bytes, findings: Any
-) -> None:
+def test_python_answers_as_the_service(own, folder, image, findings):
     answer = load(folder, "cpu").classify(image, findings)
     with Client(own.url) as client:
         served = client.classify(image, findings)

@@ -176,17 +176,13 @@ def test_openai_s_form_has_the_vectors_of_sentences_and_of_images_in_their_order
         ({"input": [" "]}, "input: Text of 1 to"),
     ],
 )
-def test_openai_s_form_is_refused_by_a_rule_that_repeats_nothing(
-    client: httpx.Client, tree: dict[str, object], message: str
-) -> None:
+def test_openai_s_form_is_refused_by_a_rule_that_repeats_nothing(client, tree, message):
     answer = client.post("/v1/embeddings", json=tree)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
     assert message in answer.json()["message"]
 
 
-def test_an_image_in_openai_s_form_that_cannot_be_read_refuses_the_request(
-    client: httpx.Client,
-) -> None:
+def test_an_image_in_openai_s_form_that_cannot_be_read_refuses_the_request(client):
     for others in ([], [data_url(IMAGES[0])]):
         answer = client.post("/v1/embeddings", json={"input": [data_url(b"x"), *others]})
         assert answer.json()["code"] == "unknown_format"

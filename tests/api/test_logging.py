@@ -1,8 +1,6 @@
 import json
 import logging
 
-import pytest
-
 from api.logging import LOGGER, JsonFormatter, RepeatFilter, log_fault
 
 
@@ -28,9 +26,7 @@ def test_of_other_libraries_the_name_alone_is_written() -> None:
     assert line_of(record("uvicorn.error", "Shutting down"))["event"] == "Shutting down"
 
 
-def test_a_fault_names_its_type_and_place_but_not_its_message(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_fault_names_its_type_and_place_but_not_its_message(monkeypatch):
     # A gateway in this process has silenced the root logger, whose level this one inherits.
     monkeypatch.setattr(LOGGER, "level", logging.INFO)
     monkeypatch.setattr(LOGGER, "disabled", False)

@@ -213,9 +213,7 @@ def test_figures_count_answers_by_route(client: httpx.Client) -> None:
     assert "medclip_ready 1.0" in text
 
 
-def test_the_page_and_its_files_need_nothing_from_elsewhere_and_leave_a_theme(
-    client: httpx.Client,
-) -> None:
+def test_the_page_and_its_files_need_nothing_from_elsewhere_and_leave_a_theme(client):
     for path, kind in (
         ("/", "text/html"),
         ("/static/viewer.js", "text/javascript"),

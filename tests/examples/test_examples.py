@@ -54,12 +54,7 @@ def test_sentences_become_eta(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         assert float(row["eta"]) == pytest.approx(eta, rel=0.01)
 
 
-def test_a_folder_becomes_a_table_and_a_bad_image_a_line(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    published: Path,
-) -> None:
+def test_a_folder_becomes_a_table_and_a_bad_image_a_line(monkeypatch, capsys, tmp_path, published):
     images = tmp_path / "images"
     (images / "more").mkdir(parents=True)
     (images / "a.dcm").write_bytes(dicom_bytes(ramp(96, 64)))
@@ -73,12 +68,7 @@ def test_a_folder_becomes_a_table_and_a_bad_image_a_line(
     assert "c.png" in capsys.readouterr().err
 
 
-def test_the_service_answers(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    published: Path,
-) -> None:
+def test_the_service_answers(monkeypatch, capsys, tmp_path, published):
     (tmp_path / "key").write_text(f"{KEY}\n")
     (tmp_path / "key").chmod(0o400)
     (tmp_path / "image.png").write_bytes(png())

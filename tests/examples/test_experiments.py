@@ -45,9 +45,7 @@ def test_every_arm_is_probed_and_drawn(tmp_path: Path, monkeypatch: pytest.Monke
 # ---- Memory bank
 
 
-def test_most_anchors_are_on_the_floor_and_the_fallback_trains_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_most_anchors_are_on_the_floor_and_the_fallback_trains_them(tmp_path, monkeypatch):
     monkeypatch.setattr(memory_bank, "DRAWS", 2)
     words = ["example", "--epochs", "2", "--seeds", "1", "--negatives", "64", "--tau", "0.1"]
     monkeypatch.setattr("sys.argv", [*words, "--out", str(tmp_path)])

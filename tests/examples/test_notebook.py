@@ -1,7 +1,6 @@
 """The notebook runs on any trained model, and its kept outputs are small and whole."""
 
 import json
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
@@ -13,9 +12,7 @@ from tests.support.service import store
 NOTEBOOK = ROOT / "examples" / "trained_model.ipynb"
 
 
-def test_it_walks_through_a_trained_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_walks_through_a_trained_model(tmp_path, monkeypatch, capsys):
     store(tmp_path / "runs" / "demo")
     monkeypatch.chdir(tmp_path)
     try:

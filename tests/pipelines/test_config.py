@@ -95,9 +95,7 @@ def test_an_override_that_is_none_is_refused_with_the_one_that_is_meant(
         load_config(config_file, [override])
 
 
-def test_a_withdrawn_setting_may_say_what_holds_now_and_a_missing_one_is_named(
-    config_file: Path,
-) -> None:
+def test_a_withdrawn_setting_may_say_what_holds_now_and_a_missing_one_is_named(config_file):
     same = load_config(config_file, ['eta.fit="none"', "objective.place_weight=0"])
     assert same == load_config(config_file)
     with pytest.raises(ConfigError, match=r"config x: work is missing; set it$"):
@@ -195,8 +193,6 @@ def test_an_empty_config_is_refused_with_the_way_to_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", WITHDRAWN)
-def test_the_refusal_of_a_withdrawn_setting_says_what_holds_now(
-    config_file: Path, key: str
-) -> None:
+def test_the_refusal_of_a_withdrawn_setting_says_what_holds_now(config_file, key):
     with pytest.raises(ConfigError, match=rf"{re.escape(key)} is withdrawn: .{{12,}}; remove it"):
         load_config(config_file, [f"{key}=another"])

@@ -32,9 +32,7 @@ def fit(work: Path, *settings: str, code: int = 0) -> dict[str, Head]:
     return {head.card.name: head for head in read_heads(work / "model")}
 
 
-def test_a_head_of_the_run_s_own_labels_goes_into_its_model(
-    evaluated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_head_of_the_run_s_own_labels_goes_into_its_model(evaluated, tmp_path, capsys):
     work = shutil.copytree(evaluated, tmp_path / "work")
     before = open_artifact(work / "model", model_package.ARTIFACT)
     (head,) = fit(work).values()  # no validation image has an effusion
@@ -55,9 +53,7 @@ def test_a_head_of_the_run_s_own_labels_goes_into_its_model(
     assert [item.score for item in found] == pytest.approx(1 / (1 + np.exp(-margins)), rel=1e-4)
 
 
-def test_patients_and_labels_that_cannot_be_taken_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_patients_and_labels_that_cannot_be_taken_are_refused(tmp_path, capsys):
     work = write_evaluated(tmp_path / "seen", ["p024"])  # of the validation split
     fit(work, code=4)
     assert "trained on 1 of 16 evaluated patients" in capsys.readouterr().err
@@ -66,9 +62,7 @@ def test_patients_and_labels_that_cannot_be_taken_are_refused(
     assert "in the heads' training" in capsys.readouterr().err
 
 
-def test_the_tutorial_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_tutorial_runs(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     page = page.partition("## Labels of your own")[2].partition("\n## ")[0]
     (table,) = re.findall(r"```csv\n(.*?)```", page, re.DOTALL)

@@ -190,9 +190,7 @@ def test_labels_without_reports_are_spoken_by_a_template_and_sizes_fit_few_studi
         (["1.png"], "empty_image"),
     ],
 )
-def test_a_table_without_anything_to_use_is_refused_with_the_reason(
-    rows: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_without_anything_to_use_is_refused_with_the_reason(rows, said, tmp_path, capsys):
     (tmp_path / "1.png").touch()
     table = tmp_path / "mine.csv"
     lines = ["patient,path,report", *(f"p,{name},The lungs are clear." for name in rows)]
@@ -201,9 +199,7 @@ def test_a_table_without_anything_to_use_is_refused_with_the_reason(
     assert said in capsys.readouterr().err
 
 
-def test_images_of_no_byte_are_counted_as_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_images_of_no_byte_are_counted_as_left_out(tmp_path, capsys):
     for at in range(30):
         Image.new("L", (8, 8)).save(tmp_path / f"{at}.png")
     (tmp_path / "7.png").write_bytes(b"")

@@ -145,9 +145,7 @@ def test_a_run_has_a_line_a_stage_and_the_rest_where_a_log_is_asked_for(
     assert "things: 2 of 2" in printed.err
 
 
-def test_a_signal_that_comes_as_a_stage_ends_stops_the_run(
-    config_file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_signal_that_comes_as_a_stage_ends_stops_the_run(config_file, monkeypatch, capfd):
     """The stage, which works in a process of its own, has ended too far to hear of it."""
     work = config_file.parent / "work"
 

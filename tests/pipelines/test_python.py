@@ -83,9 +83,7 @@ def test_the_page_s_five_snippets_are_short() -> None:
     assert (".load(" in load, ".encode(" in embed, ".classify(" in zero_shot) == (True,) * 3
 
 
-def test_the_page_s_lines_about_a_model_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_s_lines_about_a_model_run(tmp_path, monkeypatch, capsys):
     publish(tmp_path / "runs/demo/model", bank=random_images(4, 64))
     for name, pixels in zip(("image.png", "other.png"), random_images(2, 72), strict=True):
         Image.fromarray(pixels).save(tmp_path / name)
@@ -129,9 +127,7 @@ def test_five_lines_train_and_evaluate_a_model_of_a_table(names: dict[str, Any])
     assert "report runs/mine/report.html" in repr(run)
 
 
-def test_the_same_call_reuses_what_is_there_and_another_does_not_replace_it(
-    names: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_call_reuses_what_is_there_and_another_does_not_replace_it(names, capsys):
     digest, events = names["run"].model.digest, []
     run = medclip.train("studies.csv", out="runs/mine", settings=SMALL, callback=events.append)
     assert run.model.digest == digest
@@ -144,9 +140,7 @@ def test_the_same_call_reuses_what_is_there_and_another_does_not_replace_it(
         medclip.train("studies.csv", out="runs/mine", settings={**SMALL, "seed": 1})
 
 
-def test_rows_in_memory_train_on_from_a_model_and_a_callback_sees_steps(
-    names: dict[str, Any],
-) -> None:
+def test_rows_in_memory_train_on_from_a_model_and_a_callback_sees_steps(names):
     images = random_images(40, 72, seed=7)
     forms = [images[0], torch.from_numpy(images[1]), Image.fromarray(images[2])]
     rows = [
@@ -222,9 +216,7 @@ def test_what_cannot_be_trained_on_is_refused_before_a_stage_runs(
     assert not list(Path("runs/refused").glob("*/artifact.json"))
 
 
-def test_a_stop_reaches_the_run_which_goes_on_later(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_reaches_the_run_which_goes_on_later(folder, monkeypatch):
     monkeypatch.chdir(folder)
 
     def stop(event: Mapping[str, Any]) -> None:

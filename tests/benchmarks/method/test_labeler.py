@@ -1,7 +1,6 @@
 """The reader keeps its level on real reports."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -20,9 +19,7 @@ from medclip_dcl.synthetic.reports import Meaning, Statement
         ("The edema has resolved.", Meaning(negated=("edema",)), True),
     ],
 )
-def test_a_sentence_is_right_where_nothing_else_is_read(
-    text: str, meaning: Meaning, expected: bool
-) -> None:
+def test_a_sentence_is_right_where_nothing_else_is_read(text, meaning, expected):
     assert reads_as_meant(Statement(text, "coarse", meaning)) is expected
 
 
@@ -35,9 +32,7 @@ def test_generated_sentences_are_read_as_they_are_meant() -> None:
 
 
 @pytest.mark.real_data
-def test_macro_f1_on_real_reports_meets_its_bar(
-    test_data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_macro_f1_on_real_reports_meets_its_bar(test_data, capsys):
     assert main(["--held-out"]) == 0
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert line["bars"]["macro_f1"]["met"]

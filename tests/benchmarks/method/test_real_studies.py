@@ -107,9 +107,7 @@ def test_a_row_is_trained_and_asked(folds: list[Fold], tmp_path: Path) -> None:
     assert (tmp_path / "runs/relations-0-0/model").is_dir()  # for boxes
 
 
-def test_a_run_that_is_told_to_stop_has_no_figures(
-    folds: list[Fold], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_told_to_stop_has_no_figures(folds, tmp_path, monkeypatch):
     monkeypatch.setattr(
         StopRequest, "__enter__", lambda request: vars(request).update(requested=True) or request
     )

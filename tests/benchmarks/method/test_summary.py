@@ -104,17 +104,13 @@ def test_tables_of_the_page_are_those_of_the_kept_runs(runs: Runs, today: Runs, 
     assert f"\n{styles(today)}\n" in page
 
 
-def test_every_difference_in_words_is_that_of_the_kept_runs(
-    runs: Runs, today: Runs, page: str
-) -> None:
+def test_every_difference_in_words_is_that_of_the_kept_runs(runs, today, page):
     prose = re.sub(r"\s+", " ", re.sub(r"^\|.*$", "", page, flags=re.MULTILINE))
     assert re.findall(r"[-+]\.\d+ \[[^\]]+\]", prose) == expected(runs, today)
     assert len(re.findall(r"\[[-+]\.", prose)) == len(PROSE)
 
 
-def test_levels_and_ranks_in_words_are_those_of_the_kept_runs(
-    runs: Runs, today: Runs, page: str
-) -> None:
+def test_levels_and_ranks_in_words_are_those_of_the_kept_runs(runs, today, page):
     prose = re.sub(r"\s+", " ", page)
 
     def mean(start: str, row: str, figure: str) -> str:
