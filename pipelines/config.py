@@ -110,7 +110,6 @@ WITHDRAWN: dict[str, str | tuple[str, object]] = {
         "those that you want",
         [],
     ),
-    "likelihood.dtype": ("sentences are scored in float32", "float32"),
     "retrieval.timeout_s": ("a call of the engine takes 10 seconds at most", 10),
     "index.splits": "all splits are indexed; filters of a question choose among them",
     "likelihood.unit_pieces": "units of work are sized by themselves",

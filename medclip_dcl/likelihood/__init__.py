@@ -39,10 +39,13 @@ class LikelihoodConfig(Section):
 
     variant: Literal["original", "within_word_l2r"] = "original"
     """`original`: Salazar et al. 2020; `within_word_l2r`: Kauf and Ivanova 2023."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the model while scoring; bfloat16 drifts, and is the faster where a processor
+    multiplies in it."""
     engine: EngineName = "auto"
     """How the model is run: `openvino`, the fast way on a CPU; `torch`, on any device; `auto`:
-    openvino where it is installed and answers like PyTorch. They agree within 1e-3 nats a word
-    piece."""
+    openvino where it is installed and answers like PyTorch. In float32 they agree within 1e-3 nats
+    a word piece."""
 
 
 class EtaConfig(Section):

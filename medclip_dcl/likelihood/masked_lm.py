@@ -42,14 +42,14 @@ from medclip_dcl.core.files import sha256_file, write_bytes, write_text
 from medclip_dcl.models import text_encoder
 from medclip_dcl.models.engines import Part, Run, has_openvino, load_openvino
 from medclip_dcl.models.pretrained import modern_key, read_tensors, weights_file
-from medclip_dcl.models.settings import EngineName
+from medclip_dcl.models.settings import EngineName, multiplies_bfloat16
 
 ARTIFACT = ArtifactType("language_model", 2, "fit_language_model")
 
 LOGGER = logging.getLogger("medclip.likelihood")
 
-TOLERANCE_NATS = 1e-3
-"""Largest difference of one word piece's log-probability to PyTorch's."""
+TOLERANCE_NATS = {"float32": 1e-3, "bfloat16": 1.0}
+"""Largest difference of one word piece's log-probability to PyTorch's in float32, by precision."""
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -317,15 +317,19 @@ class ScoringEngine:
 
 
 def prepare_engine(
-    model: PreTrainedModel, name: EngineName = "auto", folder: Path | None = None
+    model: PreTrainedModel,
+    name: EngineName = "auto",
+    precision: str | None = None,
+    folder: Path | None = None,
 ) -> ScoringEngine:
     """Make a model ready to score.
 
     Args:
         model: the model, in eval mode whenever it scores. PyTorch runs it in its own dtype.
-        name: `openvino`: BERT in float32 on a CPU, in as many threads as torch uses now; `torch`:
-            any model on any device; `auto`: openvino where it can be had and answers like PyTorch,
-            else torch, with a line in the log that says why.
+        name: `openvino`: BERT on a CPU, in as many threads as torch uses now; `torch`: any model
+            on any device; `auto`: openvino where it can be had and answers like PyTorch, else
+            torch, with a line in the log that says why.
+        precision: of OpenVINO's products; None: the model's.
         folder: the language model's own, whose graph is kept in the user's cache; None: the model
             is converted each time.
 
@@ -334,13 +338,17 @@ def prepare_engine(
     """
     if name == "torch":
         return ScoringEngine("torch", MaskedForward(model))
-    obstacle = _obstacle(model)
+    precision = precision or ("bfloat16" if model.dtype == torch.bfloat16 else "float32")
+    obstacle = _obstacle(model, precision)
     if not obstacle:
-        forward = MaskedForward(copy.deepcopy(model) if model.training else model).eval()
+        whole = model  # in float32: OpenVINO lowers products to `precision` by itself
+        if model.training or model.dtype != torch.float32:
+            whole = copy.deepcopy(model).float()  # type: ignore[no-untyped-call]
+        forward = MaskedForward(whole).eval()
         parts = {"masked_lm": Part(forward, _example_inputs(int(model.config.vocab_size)))}
         # A cached graph is named by the weights in it.
         digest = sha256_file(weights_file(folder)) if folder else ""
-        runs = load_openvino(parts, "float32", TOLERANCE_NATS, digest, folder)
+        runs = load_openvino(parts, precision, TOLERANCE_NATS[precision], digest, folder)
         if runs is not None:
             return ScoringEngine("openvino", runs["masked_lm"])
         obstacle = "it does not run this model as PyTorch does"
@@ -350,12 +358,16 @@ def prepare_engine(
     return ScoringEngine("torch", MaskedForward(model))
 
 
-def _obstacle(model: PreTrainedModel) -> str:
+def _obstacle(model: PreTrainedModel, precision: str) -> str:
     # What keeps a model from OpenVINO; empty where nothing does.
     if not has_openvino():
         return "it is not installed (run pip install '.[fast]' in the checkout)"
-    if not is_bert(model) or model.device.type != "cpu" or model.dtype != torch.float32:
-        return "it is for BERT in float32 on a CPU"
+    if not is_bert(model) or model.device.type != "cpu":
+        return "it is for BERT on a CPU"
+    if model.dtype not in {torch.float32, torch.bfloat16}:
+        return "the weights are neither float32 nor bfloat16"
+    if precision == "bfloat16" and not multiplies_bfloat16():
+        return "this processor does not multiply in bfloat16"
     return ""
 
 

@@ -57,6 +57,7 @@ LIKELIHOODS = TableFormat(  # one row per distinct sentence, in order of text_ke
 PARTS = "parts"  # folder, in the draft, of what has been acknowledged
 
 _WORTH_A_PROCESS = {"cpu": 3e12, "cuda": 3e14}  # operations; starting one takes seconds
+_DRIFT_SENTENCES = 32  # spread over the corpus
 _ENCODED_AT_ONCE = 4096  # sentences
 
 _UNIT_OPERATIONS = {"cpu": 2.5e11, "cuda": 2.5e13}  # three to ten seconds of a core, one of a GPU
@@ -134,7 +135,7 @@ def score_header(
     """
     header = {
         "variant": settings.variant,
-        "dtype": "float32",  # in half precision scores drift, and eta with them
+        "dtype": settings.dtype,
         "splitter": str(source.fingerprint["settings"].get("splitter", "")),
         "normalisation": sentences.NORMALISATION,
     }
@@ -180,10 +181,11 @@ def read_parts(folder: Path) -> tuple[pa.Table, int]:
 
 @dataclass(frozen=True)
 class ScoringOptions:
-    """Options of scoring: variant, device and engine."""
+    """Options of scoring: variant, precision, device and engine."""
 
     folder: Path  # of the language model
     variant: Variant
+    dtype: str = "float32"
     device: str = "cpu"
     engine: EngineName = "auto"
 
@@ -213,9 +215,13 @@ class Scorer:
         self._tokenizer = loaded.tokenizer
         self._limit = int(self._model.config.max_position_embeddings)
         with _one_thread():
-            self._engine = masked_lm.prepare_engine(self._model, options.engine, options.folder)
+            self._engine = masked_lm.prepare_engine(
+                self._model, options.engine, options.dtype, options.folder
+            )
         self.engine: EngineName = self._engine.name
         """Who scores: `openvino` or `torch`."""
+        if self.engine == "torch":
+            self._model.to(dtype=getattr(torch, options.dtype))
         self._budget = find_budget(self._model)
 
     def score(self, task: Task) -> Scores:
@@ -241,6 +247,14 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def drift(options: ScoringOptions, texts: Sequence[str]) -> float:
+    """Measure the largest difference, nats, of a few sentences' scores from those in float32."""
+    task = Task(0, tuple(texts))
+    exact = Scorer(replace(options, dtype="float32", engine="auto")).score(task).pll_nats
+    rough = Scorer(options).score(task).pll_nats
+    return max(abs(one - other) for one, other in zip(exact, rough, strict=True))
 
 
 def score_tasks(
@@ -349,7 +363,9 @@ class CorpusScoring:
         self._source, self._model, self._settings = source, model, settings
         self._say, self._workers = say, workers
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._options = ScoringOptions(model.path, settings.variant, device, settings.engine)
+        self._options = ScoringOptions(
+            model.path, settings.variant, settings.dtype, device, settings.engine
+        )
 
     def choose_engine(self, existing: Artifact | None) -> dict[str, str]:
         """Choose the engine, and return the settings that the scores depend on.
@@ -382,6 +398,10 @@ class CorpusScoring:
         table = _finished(folder, keys)
         if table is None:
             parts.mkdir(exist_ok=True)
+            if self._settings.dtype != "float32":
+                some = texts[:: -(-len(texts) // _DRIFT_SENTENCES)]
+                worst = round(drift(self._options, some), 4)
+                self._say(dtype=self._settings.dtype, drift_nats=worst, sentences=len(some))
             self._score(parts, plan, keys.to_pylist(), texts)
             pll_nats = _acknowledged(read_parts(parts)[0], keys)
             table = distinct.append_column("pll_nats", pa.array(pll_nats))

@@ -293,7 +293,7 @@ def test_whole_scores_are_reused_where_another_engine_is_at_hand(split, tmp_path
     assert "settings.engine: " in capsys.readouterr().out.splitlines()[-1]
 
 
-VALUES = {"variant": "within_word_l2r", "engine": "torch"}
+VALUES = {"variant": "within_word_l2r", "dtype": "bfloat16", "engine": "torch"}
 
 
 def change_one(change: str, work: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -308,7 +308,7 @@ def change_one(change: str, work: Path, monkeypatch: pytest.MonkeyPatch) -> list
     return [f"likelihood.{change}={VALUES[change]}"] if change in VALUES else []
 
 
-@pytest.mark.parametrize("change", ["variant", "model", "splitter"])
+@pytest.mark.parametrize("change", ["variant", "dtype", "model", "splitter"])
 def test_what_changes_scores_makes_them_anew_and_is_named(
     scored, tmp_path, capsys, monkeypatch, change
 ):

@@ -58,25 +58,35 @@ def test_scores_of_the_engines_agree_whatever_the_budget():
         assert one.tolist() == pytest.approx(other.tolist(), abs=2e-4)
 
 
-def test_a_model_in_bfloat16_scores_near_float32():
-    expected = prepare_engine(tiny_bert(), "torch").log_probs(copies())
-    with torch.inference_mode():
-        got = prepare_engine(tiny_bert().bfloat16()).log_probs(copies())
-    assert got.dtype == torch.float32
-    assert 0 < (got - expected).abs().max() < 0.1
+def test_bfloat16_is_near_float32_on_both_engines(monkeypatch):
+    monkeypatch.setattr(masked_lm, "multiplies_bfloat16", lambda: True)  # slow elsewhere
+    exact = tiny_bert()
+    expected = prepare_engine(exact, "torch").log_probs(copies())
+    rough = (
+        prepare_engine(tiny_bert().bfloat16(), "torch"),
+        prepare_engine(tiny_bert().bfloat16(), "openvino"),
+        prepare_engine(exact, "openvino", "bfloat16"),
+    )
+    for engine in rough:
+        with torch.inference_mode():
+            got = engine.log_probs(copies())
+        assert got.dtype == torch.float32
+        assert 0 < (got - expected).abs().max() < 0.1
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda model: model.double(), "for BERT in float32"),
-        (lambda model: setattr(model.config, "is_decoder", True), "for BERT in float32"),
+        (lambda model: model.double(), "neither float32 nor bfloat16"),
+        (lambda model: setattr(model.config, "is_decoder", True), "for BERT on a CPU"),
+        (lambda model: model.bfloat16(), "does not multiply in bfloat16"),
         (lambda model: model.cls.predictions.bias.data.fill_(torch.nan), "as PyTorch does"),
     ],
 )
 def test_a_model_that_does_not_fit_is_run_by_pytorch_with_one_line_in_the_log(
-    change, reason, caplog
+    change, reason, caplog, monkeypatch
 ):
+    monkeypatch.setattr(masked_lm, "multiplies_bfloat16", lambda: False)
     model = tiny_bert()
     change(model)
     with caplog.at_level(logging.INFO, "medclip.likelihood"):
