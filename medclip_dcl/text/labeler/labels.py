@@ -397,7 +397,8 @@ def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
     # what a concept leaves open give way to any other word.
     labels = _settled(asserted, negated, uncertain | (asked - negated), normal and not abnormal)
     is_checked = all(labels.negated & part for part in _CHECKED_WHERE_NORMAL)
-    return replace(labels, normal=(normal or is_checked) and not abnormal)
+    # a question that nothing answers leaves the image open, as a hedge does
+    return replace(labels, normal=(normal or is_checked) and not abnormal and not labels.uncertain)
 
 
 def _said_of(mention: Mention) -> Iterator[tuple[str, Polarity]]:
