@@ -84,9 +84,20 @@ def unread(setup: TrainSetup, _fold: Fold, finding: str) -> TrainSetup:
     return setup
 
 
+def other_eta(setup: TrainSetup, _fold: Fold, order: str) -> TrainSetup:
+    """Control: deal the etas out to other sentences, at random or the highest to the lowest."""
+    corpus = setup.data.corpus
+    eta = np.random.default_rng(setup.config.seed).permutation(corpus.eta)
+    if order == "reversed":
+        eta[np.argsort(corpus.eta, kind="stable")] = np.sort(corpus.eta)[::-1]
+    corpus.eta[:] = eta
+    return setup
+
+
 CHANGES: dict[str, Callable[..., TrainSetup]] = {
     "shuffled": shuffled,
     "classifier": classifier,
     "unread": unread,
+    "other_eta": other_eta,
 }
 """Name in rows.yaml -> what it makes of a run's setup before the first step."""
