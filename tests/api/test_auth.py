@@ -41,6 +41,7 @@ def test_each_key_opens_by_either_header(client: TestClient, key: str) -> None:
     named = {"X-API-Key": key, "X-Request-ID": "a"}
     assert client.get("/metrics", headers=named).status_code == 200
     assert client.get("/metrics", headers={"Authorization": f"bearer {key}"}).status_code == 200
+    assert client.get("/metrics", headers={"Authorization": f"Basic {key}"}).status_code == 401
 
 
 @pytest.mark.parametrize("path", ["/health", "/classify", "/model"])
