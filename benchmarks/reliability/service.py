@@ -147,6 +147,13 @@ def _faults(
             yield "undocumented"
 
 
+def _codes(content: dict[str, Any]) -> list[str]:
+    codes: list[str] = (
+        content.get("schema", {}).get("properties", {}).get("code", {}).get("enum", [])
+    )
+    return codes
+
+
 def _documented(service: Service) -> dict[tuple[str, str], set[str]]:
     """Route and method -> the statuses and codes that the document names."""
     tree: dict[str, Any] = httpx.get(
@@ -156,7 +163,7 @@ def _documented(service: Service) -> dict[tuple[str, str], set[str]]:
         (path, method): {
             f"{status} {code}"
             for status, answer in operation["responses"].items()
-            for code in answer["content"].get("application/json", {}).get("examples", {})
+            for code in _codes(answer["content"].get("application/json", {}))
         }
         for path, operations in tree["paths"].items()
         for method, operation in operations.items()
