@@ -192,12 +192,18 @@ def decisions(runs: Runs) -> str:
 
 
 def styles(runs: Runs) -> str:
-    """Lay out what training on rewritten reports costs on the first fold, in Markdown."""
+    """Lay out what training on rewritten reports costs on the first folds, in Markdown."""
     names = {"": "as written"} | {f"_{name}": name for name in ("shorthand", "form", "dictated")}
     lines = [_line(["", *names.values()]), "|---" * (1 + len(names)) + "|"]
     for row in ("relations", "mates", BASELINE):
-        values = [runs.by_fold("random", f"{row}{style}").get(0) for style in names]
-        lines.append(_line([TITLES[row], *(show(value, PRIMARY) for value in values)]))
+        cells = []
+        for style in names:
+            by_fold = runs.by_fold("random", f"{row}{style}")
+            values = [value for fold, value in by_fold.items() if fold < _LEAST_FOLDS]
+            cells.append(
+                f"{show(float(np.mean(values)), PRIMARY)} ({len(values)})" if values else "-"
+            )
+        lines.append(_line([TITLES[row], *cells]))
     return "\n".join(lines)
 
 
