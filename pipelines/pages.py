@@ -29,7 +29,7 @@ DATA_CARD, DATA_FACTS = "data_card.md", "data_card.json"
 def write_report(job: Job) -> None:
     """Write one self-contained HTML page about a run.
 
-    Reads every artifact that exists; writes `report.html` in the run's folder, each time anew.
+    Reads every artifact that exists; writes `report.html` in the run's folder, each time.
     Sections appear where their artifact does. ArtifactMissing where there is nothing to report yet.
     """
     negatives = job.config.train.global_batch - 1

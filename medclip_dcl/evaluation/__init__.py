@@ -69,7 +69,7 @@ class EvaluationConfig(Protocol):
 
     @property
     def source(self) -> SourceConfig:
-        """Source of studies: where the truth of generated ones lies, and which images are used."""
+        """Source of studies: where the truth of generated ones is, and which images are used."""
 
     @property
     def images(self) -> ImagesConfig:
