@@ -1,5 +1,22 @@
 """What every test gets: no network beyond this machine, and the folder of real test data."""
 
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
 from tests.conftest import loopback_only, test_data
 
 __all__ = ["loopback_only", "test_data"]
+
+
+@pytest.fixture(autouse=True)
+def silence_ends() -> Iterator[None]:
+    """Undo what the gateway's commands do to their process, which tests share with others."""
+    root, hook = logging.getLogger(), threading.excepthook
+    level, handlers = root.level, root.handlers[:]
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+    threading.excepthook = hook

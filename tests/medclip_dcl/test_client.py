@@ -14,7 +14,7 @@ from medclip_dcl.client import Client, main
 from medclip_dcl.core.errors import ConfigError, ImageError, ServiceError
 from tests.support.dicom import dicom_bytes, ramp
 from tests.support.service import FINDINGS, Service, running, store
-from tests.support.stub_service import stub_service
+from tests.support.stub_service import MODEL, stub_service
 
 KEY = "k" * 40
 README = (Path(__file__).parents[2] / "api/README.md").read_text(encoding="utf-8")
@@ -33,40 +33,43 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(folder: Path) -> Iterator[Service]:
-    with running(folder, key_file=str(folder / "key"), wait=False) as service:
+    with running(folder, key_file=str(folder / "key")) as service:
         yield service
 
 
-def test_a_service_that_is_loading_is_waited_for(service, folder, monkeypatch):
-    waits, sleep = [], time.sleep
+def test_a_service_that_is_loading_is_waited_for(monkeypatch):
+    waits = []
+    with stub_service() as service, Client(service.url) as client:
+        service.status, service.headers = 503, {"Retry_After": "5"}
 
-    def shortened(seconds: float) -> None:
-        waits.append(seconds)
-        sleep(seconds / 50)
+        def loaded_after(seconds: float) -> None:
+            waits.append(seconds)
+            service.status = 503 if len(waits) < 3 else 200
 
-    image = folder / "image.dcm"
-    with Client(service.url, KEY, patience_s=0) as hasty:
-        with pytest.raises(ServiceError) as refusal:
-            hasty.classify(image)
-        assert refusal.value.code == "loading"
-    monkeypatch.setattr(time, "sleep", shortened)
-    with Client(service.url, KEY) as client:
-        answer = client.classify(image, explain=True)
-    assert set(waits) == {5.0}  # what the service names
-    assert (answer.image.height_px, answer.image.width_px) == (96, 64)
-    assert [finding.name for finding in answer.findings] == ["effusion", "pneumonia"]
-    assert np.shape(answer.findings[0].heatmap) == (4, 4)
+        monkeypatch.setattr(time, "sleep", loaded_after)
+        with Client(service.url, patience_s=4) as hasty:
+            with pytest.raises(ServiceError) as refusal:
+                hasty.classify(b"image")
+            assert refusal.value.code == "loading"
+        assert not waits
+        assert client.classify(b"image").model == MODEL
+        assert waits == [5.0, 5.0, 5.0]  # what the service names
+        assert all(b"\r\n\r\nimage\r\n" in body for body in service.bodies)
+        assert len(service.bodies) == 5  # the whole image each time
 
 
 def test_every_question_is_answered_and_one_sentence_or_image_stands_for_a_list(service, folder):
     image = (folder / "image.dcm").read_bytes()
     asked = [{"name": "one", "positive": "Effusion", "negative": "No effusion"}]
     with Client(service.url, KEY) as client:
-        (finding,) = client.classify(image, asked).findings
+        answer = client.classify(image, asked, explain=True)
+        (finding,) = answer.findings
         grounded = client.ground(image, ["Effusion", "Pneumonia"])
         images = client.retrieve("image", text="No effusion.", k=3, finding=FINDINGS[:1])
         texts = client.retrieve("text", image=image, box=(10, 20, 30, 40), split=["train", "test"])
     assert finding.name == "one"
+    assert (answer.image.height_px, answer.image.width_px) == (96, 64)
+    assert np.shape(finding.heatmap) == (4, 4)
     assert 0 < finding.score < 1
     assert len(grounded.phrases) == 2
     assert max(max(row) for row in grounded.phrases[0].grid) == pytest.approx(

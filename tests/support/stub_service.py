@@ -30,6 +30,8 @@ class StubService:
     """Score of the first finding."""
     flags: list[str] = field(default_factory=list)
     """What it says of every image."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Of every answer, with _ for -."""
 
 
 def stub_answer(rows: int = 40, columns: int = 50) -> dict[str, Any]:
@@ -75,7 +77,7 @@ def stub_service(
             found["findings"][0]["score"] = stub.score
             found["image"]["flags"] = stub.flags
             answer = found if status == 200 else failure
-            self.answer(status, answer)
+            self.answer(status, answer, **stub.headers)
 
     with served(Service, tls) as stub.url:
         yield stub

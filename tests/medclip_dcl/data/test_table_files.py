@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from medclip_dcl.core.errors import StudyError
-from medclip_dcl.data import table_files
 from medclip_dcl.data.table_files import clean_id, read_rows, would_join
 
 ROWS = [{"id": "007", "text": "one\ntwo"}, {"id": "8", "text": None}]
@@ -116,7 +115,6 @@ def test_texts_are_what_was_quoted_and_a_name_with_another_separator_keeps_the_c
 
 
 def test_a_text_that_holds_rows_is_warned_of(tmp_path, caplog):
-    caplog.set_level("WARNING", table_files.LOGGER.name)  # jobs in other tests raise the root's
     rows = [f"{n},p{n},clear {n}" for n in range(20)]
     for first, last, warned in ((5, 12, True), (5, 6, False)):
         caplog.clear()
