@@ -265,7 +265,7 @@ def targets_page() -> str:
 
 
 def _measured(kept: dict[str, Any], name: str) -> str:
-    """Give a figure of a kept result, and whether its target is met."""
+    """Return a figure of a kept result, and whether its target is met."""
     if name not in kept["figures"]:
         return ""
     is_missed = not kept["bars"][name]["met"]

@@ -33,7 +33,7 @@ FEW, DRAWS = 5, 20  # labels of a class for the second probe, and draws of them
 
 
 def read_views(data: str, most: int) -> tuple[list[Tensor], np.ndarray]:
-    """Give two views of every image, and the labels."""
+    """Return two views of every image, and the labels."""
     if data == "digits":
         digits = load_digits()
         images = torch.tensor(digits.images[:, None] / 8 - 1, dtype=torch.float32)
@@ -98,7 +98,7 @@ def train(
 def probe(
     encoders: nn.ModuleList, views: list[Tensor], labels: np.ndarray, test: np.ndarray, seed: int
 ) -> dict[str, float]:
-    """Give the accuracy of a linear probe on both views' features, with all labels and with few."""
+    """Return the accuracy of a linear probe on both views' features, by all and few labels."""
     parts = [net.eval()[:-1](view) for net, view in zip(encoders, views, strict=True)]
     features = torch.cat(parts, dim=1).numpy()
     rng = np.random.default_rng(seed)

@@ -40,7 +40,7 @@ TRAINED = ("biased", "tau+ of twins", "eta by sentence", "twins removed", "order
 
 
 def read_reports(path: Path) -> tuple[list[list[str]], np.ndarray]:
-    """Give each report's sentences, and its labels with enough positives: (reports, labels)."""
+    """Return each report's sentences, and its labels with enough positives: (reports, labels)."""
     reports, gold = [], []
     for line in path.read_text(encoding="utf-8").splitlines():
         facts = json.loads(line)
@@ -65,7 +65,7 @@ class Encoder(nn.Module):
         self.gru = nn.GRU(DIM, DIM // 2, **gru) if kind == "gru" else None
 
     def forward(self, sentences: list[Tensor]) -> Tensor:
-        """Give one vector a sentence."""
+        """Return one vector a sentence."""
         lengths = torch.tensor([len(sentence) for sentence in sentences])
         if self.gru is None:
             starts = lengths.cumsum(0) - lengths
@@ -140,13 +140,13 @@ def embed_reports(
 
 
 def share_of_twins(sentences: list[str]) -> Tensor:
-    """Give each sentence's share of equals among all others; its mean is tau+."""
+    """Return each sentence's share of equals among all others; its mean is tau+."""
     counts = Counter(sentences)
     return torch.tensor([counts[text] - 1.0 for text in sentences]) / (len(sentences) - 1)
 
 
 def probe(features: object, labels: np.ndarray, scale: bool) -> np.ndarray:
-    """Give the rank of every report within its fold, for every label: (reports, labels)."""
+    """Return the rank of every report within its fold, for every label: (reports, labels)."""
     strengths = {"logisticregression__C": [1e-3, 1e-2, 1e-1, 1.0] if scale else [0.1, 1.0, 10, 100]}
     steps = [StandardScaler()] if scale else []
     model = make_pipeline(*steps, LogisticRegression(max_iter=500, class_weight="balanced"))
@@ -162,14 +162,14 @@ def probe(features: object, labels: np.ndarray, scale: bool) -> np.ndarray:
 
 
 def macro_auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Give the area under the ROC curve, mean over labels."""
+    """Return the area under the ROC curve, mean over labels."""
     positives = labels.sum(axis=0)
     above = (rankdata(scores, axis=0) * labels).sum(axis=0) - positives * (positives + 1) / 2
     return float((above / (positives * (len(labels) - positives))).mean())
 
 
 def compare(found: dict[str, list[np.ndarray]], labels: np.ndarray) -> list[dict]:
-    """Give each arm's AUC by seed and its difference to `biased`: reports and seeds resampled."""
+    """Return each arm's AUC by seed and its difference to `biased`: reports and seeds resampled."""
     rng = np.random.default_rng(0)
     seeds = len(found["biased"])
     drawn: dict[str, list[float]] = {arm: [] for arm in found}

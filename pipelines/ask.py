@@ -35,8 +35,10 @@ def ask(context: typer.Context) -> None:
         words = parser.parse_args(context.args)
     except SystemExit as end:
         raise typer.Exit(end.code if isinstance(end.code, int) else 1) from None
-    asked = getattr(words, "image", None) or []
-    folders = [image for image in (asked if isinstance(asked, list) else [asked]) if image.is_dir()]
+    images = getattr(words, "image", None) or []
+    folders = [
+        image for image in (images if isinstance(images, list) else [images]) if image.is_dir()
+    ]
     if folders and not getattr(words, "csv", None):
         print(f"ask: {folders[0]} is a folder; name an image, or write a row for each of its "
               "images with `medclip ask classify FOLDER --csv FILE`", file=sys.stderr)  # fmt: skip

@@ -221,11 +221,11 @@ def evaluate(
     folder = Path(out or f"runs/{table.stem if table else 'rows'}-evaluated")
     if rows is not None:
         table = _write_rows(rows, folder / "dataset")
-    asked = _label_columns(labels)
-    tree = _tree_of(table, folder, columns, images, callback, asked)
+    label_columns = _label_columns(labels)
+    tree = _tree_of(table, folder, columns, images, callback, label_columns)
     tree = {name: tree[name] for name in ("base", "work", "source") if name in tree}
-    if asked:
-        _write_prompts(folder, predictor, asked, findings)
+    if label_columns:
+        _write_prompts(folder, predictor, label_columns, findings)
         tree = laid_over(tree, {"evaluate": {"prompts": str((folder / _PROMPTS).resolve())}})
     own = {"evaluate": {"model": str(_folder_of(predictor).resolve())}}
     _run(laid_over(laid_over(tree, own), _nested(settings)), folder, replace, callback)
@@ -349,10 +349,10 @@ def _write_prompts(
     from medclip_dcl.inference.prompts import parse_prompts
 
     given = () if findings is None else parse_prompts(findings, model.findings)
-    asked = [parse_prompts(name, (*given, *model.findings))[0] for name in labels]
+    prompts = [parse_prompts(name, (*given, *model.findings))[0] for name in labels]
     entries = [
         {"name": name, "label": name, "positive": [*item.positive], "negative": [*item.negative]}
-        for name, item in zip(labels, asked, strict=True)
+        for name, item in zip(labels, prompts, strict=True)
     ]
     folder.mkdir(parents=True, exist_ok=True)
     write_text(
@@ -428,5 +428,5 @@ def _run(tree: dict[str, Any], folder: Path, replace: bool, callback: Callback |
             process.stdout.read()
             raise
     if process.returncode:
-        said = [line for line in last if ": " in line and _parsed(line) is None]
-        raise JobFailed(said[-1] if said else "the run failed", process.returncode)
+        messages = [line for line in last if ": " in line and _parsed(line) is None]
+        raise JobFailed(messages[-1] if messages else "the run failed", process.returncode)

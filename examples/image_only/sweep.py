@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
 
 
 def read(ratio: float, loss: str, seed: int, out: Path) -> list[dict[str, Any]]:
-    """Give a run's probes, draws averaged, and the state of its last step."""
+    """Return a run's probes, draws averaged, and the state of its last step."""
     results = json.loads((out / "results.json").read_text("utf-8"))
     last = results["training"][-1]
     rows = []
@@ -102,14 +102,14 @@ def draw(rows: list[dict[str, Any]], at: float) -> Figure:
 
 
 def losses(rows: list[dict[str, Any]]) -> list[str]:
-    """Give the losses in their order, and the network before its first step."""
+    """Return the losses in their order, and the network before its first step."""
     return [*dict.fromkeys(row["loss"] for row in rows), "untrained"]
 
 
 def table(
     rows: list[dict[str, Any]], loss: str, key: str, fixed: tuple[str, float]
 ) -> dict[float, list[float]]:
-    """Give the accuracies of every seed by ratio or share."""
+    """Return the accuracies of every seed by ratio or share."""
     encoder, first = ("untrained", rows[0]["loss"]) if loss == "untrained" else ("trained", loss)
     found: dict[float, list[float]] = {}
     for row in rows:

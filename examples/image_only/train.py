@@ -240,7 +240,7 @@ def divide(
 def class_eta(
     loss: str, counts: Sequence[int], is_rare: Sequence[bool], ratio: float, constant: float
 ) -> Float[Tensor, " classes"]:
-    """Give the chance that a random image is of the anchor's class, as the loss assumes it."""
+    """Return the chance that a random image is of the anchor's class, as the loss assumes it."""
     if loss == "true":
         return torch.tensor(counts) / sum(counts)
     whole = sum(ratio if rare else 1.0 for rare in is_rare)  # images, counted in whole classes
@@ -302,7 +302,7 @@ class Encoder(nn.Module):
         return functional.normalize(torch.cat(found).float())
 
     def features(self, images: Images) -> Float[Tensor, "images features"]:
-        """Give what the probes read: the mean of the last map, below the head."""
+        """Return what the probes read: the mean of the last map, below the head."""
         return self.backbone(images).last_hidden_state.mean(dim=(2, 3))
 
 
@@ -435,7 +435,7 @@ def draw_batch(
 
 
 def learning_rate_share(step: int, steps: int) -> float:
-    """Give the share of the peak learning rate: linear warm-up, then cosine decay to zero."""
+    """Return the share of the peak learning rate: linear warm-up, then cosine decay to zero."""
     warmup = round(WARMUP_SHARE * steps)
     if step < warmup:
         return (step + 1) / warmup
@@ -472,7 +472,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 @torch.no_grad()
 def embed(encoder: Encoder, split: Split, args: argparse.Namespace) -> Labeled:
-    """Give the features of whole images."""
+    """Return the features of whole images."""
     encoder.eval()
     device = next(encoder.parameters()).device
     images = (normalize(part.to(device) / 255, args) for part in split.pixels.split(256))

@@ -118,9 +118,9 @@ def _zero_shot(cases: SampleResults, weights: Weights) -> _Questions:
 
 
 def _probes(cases: SampleResults, weights: Weights) -> _Questions:
-    asked = _asked(cases, results.PROBES, "threshold", weights)
-    yield "probe", mean_over_findings(ranking, *asked._replace(levels=[None] * len(asked.levels)))
-    yield "probe_decisions", mean_over_findings(decision_metrics, *asked)
+    cells = _asked(cases, results.PROBES, "threshold", weights)
+    yield "probe", mean_over_findings(ranking, *cells._replace(levels=[None] * len(cells.levels)))
+    yield "probe_decisions", mean_over_findings(decision_metrics, *cells)
 
 
 def _grounding(cases: SampleResults, weights: Weights) -> _Questions:

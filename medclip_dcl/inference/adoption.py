@@ -72,11 +72,11 @@ def adopt(model: Path | str, out: Path | str, prompts: Path | str = PROMPTS) -> 
         )
     start, config = _read(folder)
     assert start.pair is not None
-    found = start.pair
+    pair = start.pair
     encoder = build_dual_encoder(config.model, start.text_config, seed=0)
     start.fill(encoder)
     with torch.no_grad():
-        encoder.gamma.fill_(math.sqrt(found.scale))
+        encoder.gamma.fill_(math.sqrt(pair.scale))
     side = encoder.image.grid(config.model.image.input_px)
     findings = read_prompts(find_config(Path(prompts)))
     files = {item.name: sha256_file(item) for item in sorted(folder.iterdir()) if item.is_file()}
@@ -84,12 +84,12 @@ def adopt(model: Path | str, out: Path | str, prompts: Path | str = PROMPTS) -> 
         "intended_use": _INTENDED_USE,
         "limits": list(_LIMITS),
         "source": {
-            "family": found.family,
+            "family": pair.family,
             "name": model.name if model == folder else model.as_posix(),
             "files": files,
             **_licence(folder),
         },
-        "score": {"scale": found.scale, "bias": found.bias},
+        "score": {"scale": pair.scale, "bias": pair.bias},
         "prompts": [asdict(finding) for finding in findings],
         "preprocessing": preprocessing_facts(config.images, config.model),
         "grid": {"rows": side, "columns": side},
@@ -98,17 +98,17 @@ def adopt(model: Path | str, out: Path | str, prompts: Path | str = PROMPTS) -> 
     with write_artifact(out, ARTIFACT, fingerprint) as writer:
         weights = encoder.state_dict()
         write_model_package(writer.directory, weights, config, card, None, _write_text(start))
-        return writer.commit({"family": found.family})
+        return writer.commit({"family": pair.family})
 
 
 def _read(folder: Path) -> tuple[Start, PackagedConfig]:
     # Settings that hold all that the folder says of encoders and inputs.
-    asked = settings.ModelConfig(
+    model_settings = settings.ModelConfig(
         image=settings.ImageEncoderConfig(kind="vit", pretrained=str(folder), regions="pooled"),
         text=settings.TextEncoderConfig(max_tokens=512),
         similarity=settings.SimilarityConfig(kind="global"),
     )
-    start = read_start(asked, None, folder, whole=True)
+    start = read_start(model_settings, None, folder, whole=True)
     assert start.pair is not None
     image = start.settings.image
     if image.kind == "vit":

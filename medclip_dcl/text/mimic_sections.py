@@ -130,7 +130,7 @@ def section_name(header: str) -> str:
 
 
 def _split(text: str) -> _Found:
-    """Give name and text of what precedes the first header, and of every section, in order."""
+    """Return name and text of what precedes the first header, and of every section, in order."""
     header = _HEADER.search(text)
     found = [("preamble", text if header is None else text[: header.start(1)])]
     while header is not None:

@@ -66,7 +66,7 @@ def ask_classifier(setup: TrainSetup, fold: Fold) -> Figures:
 
 
 def gold(fold: Fold, uids: Sequence[str]) -> Bool[np.ndarray, "findings images"]:
-    """Give the experts' answers to the questions."""
+    """Return the experts' answers to the questions."""
     rows = [[fold.gold_of[uid][finding.name] for uid in uids] for finding in QUESTIONS]
     return np.array(rows, dtype=bool)
 

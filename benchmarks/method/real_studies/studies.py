@@ -113,7 +113,7 @@ class Fold:
         return {patient.uid: patient.gold for patient in every}
 
     def config(self, *overrides: str) -> Config:
-        """Give the fold's config with some settings changed."""
+        """Return the fold's config with some settings changed."""
         given = {
             "work": self.folder,
             "source.root": self.root,

@@ -140,7 +140,7 @@ class _Handler(RequestHandler):
 
 
 class _Connection(AssociationSocket):
-    """Gives what was read of a connection already, then PDUs of a bounded size within a time."""
+    """Yields what was read of a connection already, then PDUs of a bounded size within a time."""
 
     def __init__(
         self, association: Association, connection: socket.socket, begun: bytearray

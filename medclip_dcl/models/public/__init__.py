@@ -18,8 +18,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     Raises:
         CheckpointError: a file is missing or damaged, or of a kind that is not known here.
     """
-    found = biovil.read(folder) or cxr_clip.read(folder) or open_clip.read(folder)
-    return found or transformers_pair.read(folder)
+    checkpoint = biovil.read(folder) or cxr_clip.read(folder) or open_clip.read(folder)
+    return checkpoint or transformers_pair.read(folder)
 
 
 def read_preprocessing(folder: Path, pair: Checkpoint, image_px: int) -> Preprocessing:

@@ -116,18 +116,18 @@ def read(folder: Path) -> checkpoint.Checkpoint | None:
     else:
         return None
     vision, text = facts.get("vision_cfg", {}), facts.get("text_cfg", {})
-    is_siglip, asked = vision.get("timm_pool") == "map", {**vision, **text}
+    is_siglip, options = vision.get("timm_pool") == "map", {**vision, **text}
     strange = [
         f"{name} {value}"
-        for name, value in asked.items()
+        for name, value in options.items()
         if name not in _PLAIN and value and value not in ("token", "argmax")
     ]
     if is_siglip:
         strange = [item for item in strange if item.split()[0] not in _SIGLIP_ASKS]
         strange += [
-            f"{name} {asked.get(name)}"
+            f"{name} {options.get(name)}"
             for name, values in _SIGLIP_ASKS.items()
-            if asked.get(name) not in values
+            if options.get(name) not in values
         ]
     if strange:
         raise CheckpointError(
@@ -137,11 +137,11 @@ def read(folder: Path) -> checkpoint.Checkpoint | None:
     state = {key: item for key, item in pretrained.read_tensors(file).items() if key not in _COUNTS}
     try:
         if "visual.conv1.weight" in state:
-            found, left = _openai(state, facts)
+            pair, left = _openai(state, facts)
         elif is_siglip:
-            found, left = _siglip(state, facts)
+            pair, left = _siglip(state, facts)
         else:
-            found, left = _timm_and_bert(state, text)
+            pair, left = _timm_and_bert(state, text)
     except (KeyError, IndexError, ValueError) as error:
         raise CheckpointError(
             f"{file.name} has no weights {error}: it is neither open_clip's or OpenAI's ViT with "
@@ -154,8 +154,8 @@ def read(folder: Path) -> checkpoint.Checkpoint | None:
         # All of the image within a black square of 320 pixels, which becomes the input by bicubic
         # interpolation of numbers, without anti-aliasing.
         how = checkpoint.Preprocessing(320, Fit("pad", "lanczos"))
-        found = replace(found, normalisation=CHEXZERO_LEVELS, preprocessing=how)
-    return found
+        pair = replace(pair, normalisation=CHEXZERO_LEVELS, preprocessing=how)
+    return pair
 
 
 def preprocessing(folder: Path, image_px: int) -> checkpoint.Preprocessing:

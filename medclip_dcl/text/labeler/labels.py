@@ -174,7 +174,7 @@ class ReportLabels:
         return frozenset(self.asserted) | self.negated | self.uncertain
 
     def to_row(self) -> dict[str, Any]:
-        """Give the columns of the claims artifact, without the one that names the text."""
+        """Return the columns of the claims artifact, without the one that names the text."""
         return {
             "asserted": join_sides(self.asserted),
             "negated": sorted(self.negated),
@@ -312,7 +312,7 @@ class _Written(TableWriter):
 def _runs(
     owners: pa.ChunkedArray, values: npt.NDArray[np.integer[Any]]
 ) -> Iterator[tuple[str, list[int]]]:
-    """Give each owner of rows that are next to each other with their values."""
+    """Return each owner of rows that are next to each other with their values."""
     coded = owners.combine_chunks().dictionary_encode()
     starts = np.flatnonzero(np.diff(coded.indices.to_numpy(), prepend=-1))
     ends = [*starts[1:].tolist(), len(values)]

@@ -45,7 +45,7 @@ _SUBJECT_ENDS = {Cue.VERB, Cue.SEEN, Cue.WITH}
 
 
 def read_negation(clause: Sequence[Mark]) -> list[Polarity]:
-    """Give the polarity at every mark of a clause; at a concept, it is the concept's own."""
+    """Return the polarity at every mark of a clause; at a concept, it is the concept's own."""
     polarities = _read_forward(clause)
     for index, mark in enumerate(clause):
         if mark.cue is Cue.HEDGE_BOTH or _turns_back(clause, index):

@@ -37,7 +37,7 @@ Export = Callable[[Format, str], tuple[Path, Path]]
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Export:
-    """Give the folders of a model, named by its similarity or `convnext`, and of its export."""
+    """Return the folders of a model, named by its similarity or `convnext`, and of its export."""
     root, known = tmp_path_factory.mktemp("exported"), {}
 
     def make(to: Format, name: str) -> tuple[Path, Path]:

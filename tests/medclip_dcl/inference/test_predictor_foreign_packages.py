@@ -56,7 +56,7 @@ def nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def foreign(package: Path, folder: Path, name: str, change: Callable[[Any], Any]) -> Path:
-    """Give a copy of a package, whole by its digests, with another file of JSON."""
+    """Return a copy of a package, whole by its digests, with another file of JSON."""
     own = open_artifact(package, ARTIFACT)
     with write_artifact(folder, ARTIFACT, make_fingerprint(ARTIFACT, {}, {})) as writer:
         (writer.directory / "text").mkdir()
