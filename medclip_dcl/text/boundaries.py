@@ -131,7 +131,7 @@ def _begins(previous: str, line: str, width: int, is_lower: bool) -> bool:
     stripped = line.lstrip()
     if _RE.answered.search(previous[-60:]) or (_RE.label.match(previous) and _RE.label.match(line)):
         return True  # "an effusion? - yes (left)"
-    if _RE.dangling.search(previous[-40:]):
+    if _RE.dangling.search(previous[-40:]) or _RE.continues.match(stripped):
         return False
     if _RE.label.match(line):
         return True

@@ -15,16 +15,27 @@ import yaml
 
 
 class Patterns:
-    """Regular expressions of one module, by name; they are data, in `patterns.yaml`."""
+    """Regular expressions of one module, by name; they are data, in `patterns.yaml`.
+
+    Those with a replacement are what `rewrite` replaces, in their order.
+    """
 
     tree: Mapping[str, Mapping[str, str]] = yaml.safe_load(
         Path(__file__).with_name("patterns.yaml").read_text(encoding="utf-8")
     )
 
     def __init__(self, module: str, words: Mapping[str, str] | None = None) -> None:
-        self._words = words or {}
+        self._words, self._rewrites = words or {}, []
         for name, text in self.tree[module].items():
-            setattr(self, name, re.compile(self._filled(text, module)))
+            find, *write = [text] if isinstance(text, str) else text
+            setattr(self, name, re.compile(self._filled(find, module)))
+            self._rewrites += [(getattr(self, name), *write)] if write else []
+
+    def rewrite(self, text: str) -> str:
+        """Replace what the patterns with a replacement match."""
+        for pattern, write in self._rewrites:
+            text = pattern.sub(write, text)
+        return text
 
     def _filled(self, text: str, module: str) -> str:
         def named(match: re.Match[str]) -> str:
@@ -102,8 +113,8 @@ def clean_text(text: str) -> str:
         text = _RE.circles.sub(lambda match: match.group().translate(_CIRCLE), text)
     if "#" in text:
         text = _RE.fracture.sub("fracture ", text)
-    text = _RE.tab.sub(" | ", text)
-    text = _RE.markdown.sub("", _RE.decorated.sub(r"\n\2", text))
+    text = _RE.cells.sub(lambda match: match.group().replace(";", " | "), text)
+    text = _RE.rewrite(text)
     text = _RE.emphasis.sub(r"\1", text) if text.count("*") > 1 else text
     if not _RE.punctuated.search(text):
         text = _RE.spoken_colon.sub(r"\1:", text)
@@ -119,6 +130,7 @@ def _fill_ticks(lines: list[str]) -> Iterator[str]:
     What stands in a column headed right or left is of that side.
     """
     heads: list[str] = []
+    asides: set[int] = set()
     places: dict[int, str] = {}  # where a head of columns parted by blanks has its middle
     for line in lines:
         named = [word for word in _RE.blank_head.finditer(line) if word[1].lower() in _HEADS]
@@ -127,6 +139,9 @@ def _fill_ticks(lines: list[str]) -> Iterator[str]:
             at = min(places, key=lambda place: abs(place - tick.start(2)))
             line = f"{tick[1]} | {places[at]}"
         cells = [cell.strip() for cell in re.split(r"[|\t]", line)]
+        asides = {at for at, cell in enumerate(cells) if _RE.aside.fullmatch(cell)} or asides
+        if len(cells) > max(asides, default=len(cells)):
+            line = " | ".join(cell for at, cell in enumerate(cells) if at not in asides)
         if sum(cell.lower() in _HEADS for cell in cells) > 1:
             heads = cells
             if {head.lower() for head in heads} >= _SIDES:

@@ -11,7 +11,7 @@ Source: function `custom_mimic_cxr_rules` in mimic-iv-cxr/txt/section_parser.py 
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,7 +88,11 @@ def read_sections(text: str, study_id: str = "") -> Sections:
     if study_id in SPAN_OF:
         start, end = SPAN_OF[study_id]
         return Sections("", "", text[start:end].strip())
-    kept = _without_empty(_split(text))
+    kept = [
+        (name, body)
+        for name, body in _split(text)
+        if name not in {"findings", "impression"} or body.strip()
+    ]
     sections = dict(kept)
     if not {"findings", "impression"} & sections.keys():
         name, last = kept[-1]
@@ -97,7 +101,8 @@ def read_sections(text: str, study_id: str = "") -> Sections:
     order = [HEADER_OF.get(study_id, ""), "findings", "impression", "last_paragraph", "comparison"]
     first = next((name for name in order if name in sections), "")
     if first in {"findings", "impression"}:
-        return _both(sections)
+        findings, impression = sections.get("findings", ""), sections.get("impression", "")
+        return Sections(findings.strip(), impression.strip(), "")
     return Sections("", "", sections.get(first, "").strip())
 
 
@@ -140,16 +145,3 @@ def _split(text: str) -> _Found:
         found.append((section_name(header.group(1)), text[header.end() : end]))
         header = following
     return found
-
-
-def _without_empty(found: Iterable[tuple[str, str]]) -> _Found:
-    return [
-        (name, body)
-        for name, body in found
-        if name not in {"findings", "impression"} or body.strip()
-    ]
-
-
-def _both(sections: dict[str, str]) -> Sections:
-    findings, impression = sections.get("findings", ""), sections.get("impression", "")
-    return Sections(findings.strip(), impression.strip(), "")

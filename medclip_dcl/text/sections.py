@@ -239,8 +239,8 @@ def _inner_headings(line: str, begin: int) -> Iterator[tuple[int, int, str]]:
     found: list[tuple[int, int, str]] = []
     last = begin
     for match in _RE.separator.finditer(line, begin):
-        before = list(re.finditer(r"\S+", line[max(last, match.start() - 60) : match.start()]))
         shift = max(last, match.start() - 60)
+        before = list(re.finditer(r"[^\s.;?!]+", line[shift : match.start()]))
         for token in before[-_MOST_WORDS:]:
             start = shift + token.start()
             name = line[start : match.start()]
@@ -330,7 +330,7 @@ def _contradicted(body: str, denied: Set[str]) -> Iterator[tuple[int, int]]:
             yield start, end
         elif stated & denied and (tail := _RE.concludes.search(body, start, end)):
             claims = read_claims(tail.group())
-            if claims.asserted.keys() | claims.uncertain <= denied:
+            if set() < claims.asserted.keys() | claims.uncertain <= denied:
                 yield tail.start(), end
 
 

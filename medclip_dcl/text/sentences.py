@@ -129,7 +129,7 @@ def training_reports(artifact: Artifact) -> int:
 RULES = ("punctuation", "enumerator", "masked", "short")
 """Names of the rules that drop a sentence, in the order in which they are tried."""
 
-SPLITTER = "rules 5"
+SPLITTER = "rules 6"
 """Names how reports are split; part of the fingerprint of all that is made from sentences."""
 
 MASK = re.compile(r"_{2,}|\bX{3,}s?\b")

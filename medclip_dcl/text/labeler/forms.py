@@ -11,7 +11,7 @@ from medclip_dcl.text.cleaning import Patterns, fold_unicode
 from medclip_dcl.text.labeler.lexicon import WORDS, Cue
 from medclip_dcl.text.labeler.phrases import Mark, is_size, name_thickening
 
-_RE = Patterns("forms", WORDS)
+_RE, _PROSE, _MARKED = (Patterns(module, WORDS) for module in ("forms", "prose", "marked"))
 _NO, _YES = " absent ; ", " present ; "
 _WRITTEN = {"no": _NO, "n": _NO, "yes": _YES, "y": _YES}
 _WRITTEN |= {"open": " is possible ; ", "silent": " n / a ; "}
@@ -19,26 +19,18 @@ _WRITTEN |= {"open": " is possible ; ", "silent": " n / a ; "}
 
 def write_out(sentence: str) -> str:
     """Write a sentence out as prose: answers, check boxes, signs and letters become words."""
-    text = fold_unicode(sentence)
-    text = _RE.month.sub("", text) if "May" in text else text
-    text = _RE.ratio.sub(_heart_size, text)
-    text = _RE.alternatives.sub(r"\g<0>possible ", text)
-    text = _RE.not_then.sub("is new", text)
-    text = _RE.lines.sub("line and tube", _RE.moved.sub("moved", text))
+    text = _PROSE.rewrite(_RE.ratio.sub(_heart_size, fold_unicode(sentence)))
     if not _RE.holds_mark.search(text):
         return text
     label, mark, answer = text.partition("?")
     if mark and label.strip() and is_size(answer):
         text = f"{label}: {answer}"  # "Effusion? small"
-    text = _RE.not_normal.sub("abnormal ; ", text)
-    text = _RE.asked_of.sub(" possible ", text)
+    text = _MARKED.rewrite(text)
     if len(_RE.slashed_no.findall(text)) > 1:  # "no ptx / no edema / aicd": each a statement
         text = text.replace(" / ", " ; ")
-    text = _RE.offered.sub(": ", text)
     text = _RE.choice.sub(_chosen_in_capitals, text)
     text = _RE.legend.sub(_by_legend, text)
     text = _RE.chosen.sub(lambda match: f": {match['first'] or match['second']} ; ", text)
-    text = _RE.bracketed.sub(r": \1 ; ", text)
     text = _RE.plus.sub(" present ; ", text.replace("+/-", " possible "))
     head, bar, cells = text.partition("|")
     if len(_RE.signed.findall(text)) > 1:  # "-eff, +ptx"

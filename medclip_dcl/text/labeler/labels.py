@@ -78,7 +78,7 @@ REPORT_CLAIMS = TableFormat(
 """One row per study, in order of study_id."""
 
 
-RULES = 7
+RULES = 8
 """Version of the rules; raised with every change of the code that applies them."""
 
 

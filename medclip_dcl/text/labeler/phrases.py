@@ -142,6 +142,8 @@ class _Spelling:
             return word
         if word in self._whole:
             return self._whole[word]
+        word = word.partition("'")[0]  # "effus'n"
+        word = self._whole.get(word, word)
         for short in _shortened(word) if len(word) >= _FORGIVEN_LENGTH - 1 else ():
             known = self._shortened.get(short)
             if known is not None and known[0] == word[0] and _one_slip(word, known):
