@@ -31,7 +31,7 @@ from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.inference.model_package import SavedModel, read_model_package
 from medclip_dcl.inference.predictor import Predictor, build_predictor
-from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
+from medclip_dcl.models.public.weights import PACKAGE, fetch_weights
 from medclip_dcl.models.settings import InferenceConfig
 from medclip_dcl.retrieval.search import Query, RetrievalIndex
 

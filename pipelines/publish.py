@@ -31,7 +31,7 @@ from medclip_dcl.inference.model_package import (
     TEXT_FILES,
     WEIGHTS,
 )
-from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
+from medclip_dcl.models.public.weights import PACKAGE, fetch_weights
 from medclip_dcl.training.config import read_training_config
 
 from .cli import ConfigFile, Overrides, config_of, run_folder

@@ -107,8 +107,8 @@ def weights(
         from medclip_dcl.core.artifact import json_digest
         from medclip_dcl.core.files import sha256_file
         from medclip_dcl.core.settings import resolve_path
-        from medclip_dcl.models.encoder_files import files_digest
-        from medclip_dcl.models.pretrained import fetch_weights, weights_file
+        from medclip_dcl.models.public.encoders import files_digest
+        from medclip_dcl.models.public.weights import fetch_weights, weights_file
 
         path = fetch_weights(resolve_path(setting(config), config.work))
         return path, json_digest([sha256_file(weights_file(path)), files_digest(path)])

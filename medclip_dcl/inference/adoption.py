@@ -28,10 +28,9 @@ from medclip_dcl.inference.model_package import ARTIFACT, PackagedConfig, write_
 from medclip_dcl.inference.prompts import read_prompts
 from medclip_dcl.models import settings
 from medclip_dcl.models.dual_encoder import build_dual_encoder
-from medclip_dcl.models.encoder_files import Start, plain_tree, read_start
 from medclip_dcl.models.image_encoder import preprocessing_facts
-from medclip_dcl.models.pretrained import fetch_weights
-from medclip_dcl.models.public import read_preprocessing
+from medclip_dcl.models.public.encoders import Start, plain_tree, read_preprocessing, read_start
+from medclip_dcl.models.public.weights import fetch_weights
 from medclip_dcl.models.text_encoder import BERT_FIELDS
 
 FETCHED = ("*.json", "*.txt", "*.md", "model.safetensors", "open_clip_*", "*.pt")

@@ -26,10 +26,10 @@ from medclip_dcl.inference.input_range import is_out_of_range
 from medclip_dcl.inference.prompts import Finding, parse_prompts
 from medclip_dcl.models.architectures import hub_closed
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
-from medclip_dcl.models.encoder_files import packaged_text_config, read_tokenizer
 from medclip_dcl.models.engines import Engine, choose_engine
 from medclip_dcl.models.image_encoder import preprocessing_facts, to_input
-from medclip_dcl.models.pretrained import PACKAGE, fetch_weights
+from medclip_dcl.models.public.encoders import packaged_text_config, read_tokenizer
+from medclip_dcl.models.public.weights import PACKAGE, fetch_weights
 from medclip_dcl.models.settings import EngineName, InferenceConfig, Precision, settle_inference
 from medclip_dcl.models.similarity import global_vectors, score_grids
 from medclip_dcl.models.text_encoder import list_texts

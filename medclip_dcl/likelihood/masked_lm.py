@@ -9,7 +9,7 @@ Files of the artifact:
 A checkpoint directory, BERT's or CXR-BERT's, is read without code of its own: its config
 passes an allow-list, so that `auto_map` and `model_type` of the CXR-BERT releases play no
 part, and nothing asks whether remote code may run. Weights come from safetensors, or from a
-release's `pytorch_model.bin` as `models.pretrained` reads it.
+release's `pytorch_model.bin` as `models.public.weights` reads it.
 
 Scoring and fitting ask for a few positions only, and do no more of BERT than those need.
 PyTorch runs a model on any device; on a CPU, where OpenVINO is installed, it is the faster engine.
@@ -41,7 +41,7 @@ from medclip_dcl.core.errors import CheckpointError, ScoreError
 from medclip_dcl.core.files import sha256_file, write_bytes, write_text
 from medclip_dcl.models import text_encoder
 from medclip_dcl.models.engines import Part, Run, has_openvino, load_openvino
-from medclip_dcl.models.pretrained import modern_key, read_tensors, weights_file
+from medclip_dcl.models.public.weights import read_tensors, weights_file
 from medclip_dcl.models.settings import EngineName, multiplies_bfloat16
 
 ARTIFACT = ArtifactType("language_model", 2, "fit_language_model")
@@ -108,7 +108,7 @@ def load_language_model(folder: Path) -> LanguageModel:
     if not folder.is_dir():
         raise CheckpointError("the language model is not a directory; give one with config.json")
     model = BertForMaskedLM(text_encoder.read_bert_config(folder))
-    ignored = _fill(model, _read_weights(folder))
+    ignored = _fill(model, read_tensors(folder))
     tokenizer = text_encoder.read_bert_tokenizer(folder)
     if len(tokenizer) > model.config.vocab_size:
         raise CheckpointError(
@@ -146,10 +146,6 @@ def checkpoint_digests(folder: Path) -> dict[str, str]:
     if CONFIG not in digests:
         raise CheckpointError(f"the language model has no {CONFIG}; give a BERT directory")
     return digests
-
-
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    return {modern_key(name): tensor.float() for name, tensor in read_tensors(folder).items()}
 
 
 def _fill(model: BertForMaskedLM, state: dict[str, Tensor]) -> tuple[str, ...]:

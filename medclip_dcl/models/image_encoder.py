@@ -22,7 +22,7 @@ from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.core.plugins import IMAGE_ENCODERS
 from medclip_dcl.data.limits import Fit, ImagesConfig
 from medclip_dcl.models.architectures import MAP_TYPES, REFUSALS, VIT_TYPES, build_config
-from medclip_dcl.models.pretrained import (
+from medclip_dcl.models.public.weights import (
     RESNET_HEADS,
     LoadReport,
     fill,

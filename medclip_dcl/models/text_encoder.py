@@ -6,7 +6,6 @@ eos     state of the last word piece: sentences are padded on the right
 last    last state of a window that padding fills, and that sees it, as SigLIP's does
 """
 
-import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from transformers import (
 
 from medclip_dcl.core.errors import CheckpointError, ConfigError, QueryError
 from medclip_dcl.models.architectures import REFUSALS, TEXT_TYPES, check_sizes, check_tokenizer
-from medclip_dcl.models.pretrained import CONFIG, LoadReport, fill, modern_key, read_tensors
+from medclip_dcl.models.public.weights import CONFIG, LoadReport, fill, read_json, read_tensors
 from medclip_dcl.models.settings import TextEncoderConfig
 
 # Language-model, projection and pooling heads, and a buffer that old checkpoints carry.
@@ -171,12 +170,9 @@ def read_bert_config(folder: Path) -> BertConfig:
     Raises:
         CheckpointError: it is missing or damaged, or not BERT's.
     """
-    try:
-        tree: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        kind = tree.get("position_embedding_type", "absolute")
-        fields = {name: tree[name] for name in BERT_FIELDS if name in tree}
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{CONFIG} is missing or no JSON; give a BERT directory") from error
+    tree = read_json(folder / CONFIG)
+    kind = tree.get("position_embedding_type", "absolute")
+    fields = {name: tree[name] for name in BERT_FIELDS if name in tree}
     if kind != "absolute":
         raise CheckpointError(f"position embeddings are {kind!r}; only absolute ones are read")
     try:
@@ -214,9 +210,7 @@ def load_text_weights(encoder: TextEncoder, folder: Path) -> LoadReport:
     Keys may have `bert.` before them or not (our language model, CXR-BERT, plain BERT).
     CheckpointError as `read_tensors` and `fill`.
     """
-    state = {
-        modern_key(key.removeprefix("bert.")): value for key, value in read_tensors(folder).items()
-    }
+    state = {key.removeprefix("bert."): value for key, value in read_tensors(folder).items()}
     return fill(encoder.backbone, state, heads=_HEADS, layout="bert")
 
 

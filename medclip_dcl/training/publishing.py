@@ -24,8 +24,8 @@ from medclip_dcl.inference.input_range import fit_input_range
 from medclip_dcl.inference.predictor import Predictor, build_predictor
 from medclip_dcl.inference.zero_shot import prompt_levels, prompt_texts
 from medclip_dcl.models.dual_encoder import merged
-from medclip_dcl.models.encoder_files import plain_tree
 from medclip_dcl.models.image_encoder import preprocessing_facts
+from medclip_dcl.models.public.encoders import plain_tree
 from medclip_dcl.models.text_encoder import BERT_FIELDS
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.corpus import Corpus

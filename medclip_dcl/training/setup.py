@@ -17,8 +17,13 @@ from medclip_dcl.core.artifact import HEADER, Artifact
 from medclip_dcl.core.rng import RngStream, seed_for
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.models.dual_encoder import DualEncoder, add_adapters, build_dual_encoder
-from medclip_dcl.models.encoder_files import Start, packaged_text_config, read_start, read_tokenizer
-from medclip_dcl.models.pretrained import LoadReport
+from medclip_dcl.models.public.encoders import (
+    Start,
+    packaged_text_config,
+    read_start,
+    read_tokenizer,
+)
+from medclip_dcl.models.public.weights import LoadReport
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.corpus import Corpus, TokenTable, read_corpus

@@ -11,7 +11,7 @@ from tests.house.tree import HOSPITAL, ROOT, SHIPPED, modules, name_of, syntax
 GATES = {
     "Image.open": {"medclip_dcl/data/decode_worker.py"},
     "dcmread": {"medclip_dcl/data/dicom/reader.py"},
-    "torch.load": {"medclip_dcl/models/pretrained.py"},
+    "torch.load": {"medclip_dcl/models/public/weights.py"},
     "torch.save": set(),
     "tarfile.open": set(),
     "zipfile.ZipFile": set(),

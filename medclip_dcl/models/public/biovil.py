@@ -16,8 +16,8 @@ from transformers import BertConfig
 
 from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.data.limits import Fit
-from medclip_dcl.models.pretrained import modern_key, read_tensors, to_transformers
 from medclip_dcl.models.public import checkpoint
+from medclip_dcl.models.public.weights import read_tensors, to_transformers
 from medclip_dcl.models.settings import ImageEncoderConfig
 from medclip_dcl.models.text_encoder import read_bert_config
 
@@ -57,9 +57,7 @@ def read(folder: Path) -> checkpoint.Checkpoint | None:
         raise CheckpointError(
             f"{file.name} has no weight {error} of an image projector; give Microsoft's file"
         ) from error
-    text = {
-        modern_key(key.removeprefix("bert.")): value for key, value in read_tensors(folder).items()
-    }
+    text = {key.removeprefix("bert."): value for key, value in read_tensors(folder).items()}
     head = {key: text.pop(key) for key in sorted(text) if key.startswith(_HEAD)}
     if not head:
         raise CheckpointError(

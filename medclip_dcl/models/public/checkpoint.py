@@ -1,9 +1,4 @@
-"""What a public checkpoint holds: both encoders, their maps, the score, and how inputs are made.
-
-Each family of checkpoints is a module with `FAMILY`, its name, and `read`, which returns None for a
-folder of another layout. Nothing of a folder is run: weights are read as plain tensors, and an
-unknown or missing key is an error that names it.
-"""
+"""What a public checkpoint holds: both encoders, their maps, the score, and how inputs are made."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.data.limits import Fit
-from medclip_dcl.models import pretrained
-from medclip_dcl.models.public import checkpoint
+from medclip_dcl.models.public import checkpoint, weights
 from medclip_dcl.models.settings import ImageEncoderConfig
 from medclip_dcl.models.text_encoder import read_bert_config
 
@@ -51,18 +50,18 @@ def read(folder: Path) -> checkpoint.Checkpoint | None:
     """
     files = sorted(folder.glob("*.tar"))
     if not files and not any(
-        (folder / name).is_file() for name in (pretrained.OPEN_CLIP, pretrained.CONFIG)
+        (folder / name).is_file() for name in (weights.OPEN_CLIP, weights.CONFIG)
     ):
         files = sorted([*folder.glob("*.pt"), *folder.glob("*.pth")])
     if len(files) != 1:
         return None
-    tree = pretrained.read_torch(files[0])
+    tree = weights.read_torch(files[0])
     if not isinstance(tree, Mapping) or not {"model", "config"} <= tree.keys():
         return None
     name = files[0].name
     try:
         return _checkpoint(
-            folder, name, pretrained.tensors_of(tree["model"], files[0]), tree["config"]
+            folder, name, weights.tensors_of(tree["model"], files[0]), tree["config"]
         )
     except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(
@@ -81,27 +80,26 @@ def _checkpoint(
     if pooling not in _POOLINGS:
         raise CheckpointError(f"{name} pools texts by {pooling}; {', '.join(_POOLINGS)} are read")
     if resnet:
-        image, settings = checkpoint.resnet_of(pretrained.to_transformers(resnet)[1])
+        image, settings = checkpoint.resnet_of(weights.to_transformers(resnet)[1])
         settings |= {"regions": "pooled", "normalisation": _IMAGENET}
     else:
         image = checkpoint.renamed(swin, _SWIN, ("$^", ""))
         image = {key: image[key] for key in image if not key.endswith("position_index")}
         settings = {"kind": "vit", "regions": "first", "normalisation": ((0.5, 0.5),)}
         settings["backbone"] = {**_swin_sizes(image), "image_size": how.size_px}
-    text = {pretrained.modern_key(key): value for key, value in bert.items()}
-    is_plain = (folder / pretrained.CONFIG).is_file()
-    text_config = read_bert_config(folder) if is_plain else checkpoint.bert_sizes(text)
+    is_plain = (folder / weights.CONFIG).is_file()
+    text_config = read_bert_config(folder) if is_plain else checkpoint.bert_sizes(bert)
     similarity = "cxr_clip" if "fc.weight" in projections[1] else ""
     maps = {
         f"{side}.{key if similarity else key.removeprefix('projection.')}": value
-        for side, weights in zip(("region_projection", "projection"), projections, strict=True)
-        for key, value in weights.items()
+        for side, own in zip(("region_projection", "projection"), projections, strict=True)
+        for key, value in own.items()
     }
     for key in maps:
         if (bias := key.replace("weight", "bias")) not in maps:
             raise KeyError(bias)  # that would be taken for 0
     dim = len(projections[1]["projection.weight"])
-    sides = ImageEncoderConfig(input_px=how.size_px, **settings), text_config, image, text
+    sides = ImageEncoderConfig(input_px=how.size_px, **settings), text_config, image, bert
     return checkpoint.Checkpoint(
         *sides,
         maps,

@@ -24,8 +24,7 @@ from transformers import CLIPTextConfig, CLIPVisionConfig, SiglipTextConfig, Sig
 
 from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.data.limits import Fit
-from medclip_dcl.models import pretrained
-from medclip_dcl.models.public import checkpoint
+from medclip_dcl.models.public import checkpoint, weights
 
 FAMILY = "open_clip"
 _TEXT_HEADS = 8  # open_clip's, where its configuration names none
@@ -106,11 +105,11 @@ def read(folder: Path) -> checkpoint.Checkpoint | None:
     Raises:
         CheckpointError: it is damaged, or holds other encoders, options or keys.
     """
-    if (folder / pretrained.OPEN_CLIP).is_file():
-        if (folder / pretrained.CONFIG).is_file() and (folder / "model.safetensors").is_file():
+    if (folder / weights.OPEN_CLIP).is_file():
+        if (folder / weights.CONFIG).is_file() and (folder / "model.safetensors").is_file():
             return None  # transformers' form of the same model is next to it
-        facts = pretrained.read_json(folder / pretrained.OPEN_CLIP).get("model_cfg", {})
-        file = pretrained.weights_file(folder)
+        facts = weights.read_json(folder / weights.OPEN_CLIP).get("model_cfg", {})
+        file = weights.weights_file(folder)
     elif single := _single_file(folder):
         facts, file = {"quick_gelu": True}, single
     else:
@@ -131,10 +130,10 @@ def read(folder: Path) -> checkpoint.Checkpoint | None:
         ]
     if strange:
         raise CheckpointError(
-            f"{pretrained.OPEN_CLIP} asks for {', '.join(strange)}, which is not built here; "
+            f"{weights.OPEN_CLIP} asks for {', '.join(strange)}, which is not built here; "
             "convert the model to transformers' CLIP"
         )
-    state = {key: item for key, item in pretrained.read_tensors(file).items() if key not in _COUNTS}
+    state = {key: item for key, item in weights.read_tensors(file).items() if key not in _COUNTS}
     try:
         if "visual.conv1.weight" in state:
             pair, left = _openai(state, facts)
@@ -148,9 +147,7 @@ def read(folder: Path) -> checkpoint.Checkpoint | None:
             "a text transformer nor timm's ViT with a BERT; convert it to transformers' CLIP"
         ) from error
     checkpoint.refuse_unknown(file.name, left)
-    if not any(
-        (folder / name).is_file() for name in (pretrained.OPEN_CLIP, *pretrained.PROCESSORS)
-    ):
+    if not any((folder / name).is_file() for name in (weights.OPEN_CLIP, *weights.PROCESSORS)):
         # All of the image within a black square of 320 pixels, which becomes the input by bicubic
         # interpolation of numbers, without anti-aliasing.
         how = checkpoint.Preprocessing(320, Fit("pad", "lanczos"))
@@ -160,17 +157,17 @@ def read(folder: Path) -> checkpoint.Checkpoint | None:
 
 def preprocessing(folder: Path, image_px: int) -> checkpoint.Preprocessing:
     """Read how images are made into inputs; CheckpointError where that is not known here."""
-    tree = pretrained.read_json(folder / pretrained.OPEN_CLIP).get("preprocess_cfg", {})
+    tree = weights.read_json(folder / weights.OPEN_CLIP).get("preprocess_cfg", {})
     size, mode = tree.get("size", image_px), tree.get("resize_mode", "shortest")
     kind = tree.get("interpolation", "bicubic")
     if size not in (image_px, [image_px, image_px]) or mode not in {"shortest", "squash"}:
         raise CheckpointError(
-            f"{pretrained.OPEN_CLIP} resizes {mode} to {size}; shortest and squash to "
+            f"{weights.OPEN_CLIP} resizes {mode} to {size}; shortest and squash to "
             f"{image_px}, the side of the encoder's input, are read"
         )
     if kind not in {"bicubic", "bilinear"}:
         raise CheckpointError(
-            f"{pretrained.OPEN_CLIP} has interpolation {kind}; give bicubic or bilinear"
+            f"{weights.OPEN_CLIP} has interpolation {kind}; give bicubic or bilinear"
         )
     fit = Fit("stretch", kind) if mode == "squash" else Fit("crop", kind, half_even=True)
     return checkpoint.Preprocessing(image_px, fit)
@@ -181,7 +178,7 @@ CHEXZERO_LEVELS = ((101.48761 / 255, 83.43944 / 255),)
 
 
 def _single_file(folder: Path) -> Path | None:
-    if (folder / pretrained.CONFIG).is_file() or not folder.is_dir():
+    if (folder / weights.CONFIG).is_file() or not folder.is_dir():
         return None
     files = [item for item in sorted(folder.iterdir()) if item.suffix in _SUFFIXES]
     return files[0] if len(files) == 1 else None
@@ -295,14 +292,13 @@ def _timm_and_bert(
     state: Mapping[str, Tensor], text_facts: Mapping[str, Any]
 ) -> tuple[checkpoint.Checkpoint, dict[str, Tensor]]:
     trunk, bert, left = checkpoint.split(state, ("visual.trunk.", "text.transformer."))
-    text = {pretrained.modern_key(key): value for key, value in bert.items()}
     maps = {name: left.pop(key) for key, name in _MAPS.items() if key in left}
     image = checkpoint.renamed(trunk, _TIMM, _TIMM_QKV)
     pooler = text_facts.get("hf_pooler_type", text_facts.get("pooler_type"))
     pooler = pooler or "mean_pooler"
     if pooler not in _POOLERS:
         raise CheckpointError(
-            f"{pretrained.OPEN_CLIP} pools texts by {pooler}; {' and '.join(_POOLERS)} are read"
+            f"{weights.OPEN_CLIP} pools texts by {pooler}; {' and '.join(_POOLERS)} are read"
         )
     settings = {
         "pooling": _POOLERS[pooler],
@@ -312,9 +308,9 @@ def _timm_and_bert(
         settings["max_tokens"] = limit
     scale, bias = float(left.pop("logit_scale").exp()), float(left.pop("logit_bias", 0.0))
     dim = len(maps["region_projection.weight"])
-    sizes = _vit_sizes(image), checkpoint.bert_sizes(text)
+    sizes = _vit_sizes(image), checkpoint.bert_sizes(bert)
     return checkpoint.Checkpoint(
-        *sizes, image, text, maps, dim, FAMILY, scale, bias, settings
+        *sizes, image, bert, maps, dim, FAMILY, scale, bias, settings
     ), left
 
 

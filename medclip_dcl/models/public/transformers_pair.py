@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from medclip_dcl.core.errors import CheckpointError
-from medclip_dcl.models.pretrained import CONFIG, load_model, read_config, read_json
 from medclip_dcl.models.public.checkpoint import Checkpoint
+from medclip_dcl.models.public.weights import CONFIG, load_model, read_config, read_json
 
 FAMILY = "transformers"
 _TYPES = ("clip", "siglip")

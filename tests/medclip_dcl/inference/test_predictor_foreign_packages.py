@@ -24,7 +24,7 @@ from medclip_dcl.inference.model_package import ARTIFACT, CARD, CONFIG, SUBJECTS
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.models.architectures import check_tokenizer, hub_closed
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.models.encoder_files import read_tokenizer
+from medclip_dcl.models.public.encoders import read_tokenizer
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.models.text_encoder import read_bert_config
 from tests.support.published import publish

@@ -16,9 +16,9 @@ from torch.nn import functional
 from medclip_dcl.core.errors import CheckpointError, ConfigError
 from medclip_dcl.likelihood.fitting import train_tokenizer
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
-from medclip_dcl.models.encoder_files import Start, read_start, read_tokenizer
 from medclip_dcl.models.image_encoder import to_input
-from medclip_dcl.models.pretrained import fetch_weights
+from medclip_dcl.models.public.encoders import Start, read_start, read_tokenizer
+from medclip_dcl.models.public.weights import fetch_weights
 from medclip_dcl.models.settings import ModelConfig
 
 WORDS = ("[PAD]", "[UNK]", "<s>", "</s>", "no", "effusion", "left", "right", "heart", "large")

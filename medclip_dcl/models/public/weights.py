@@ -98,9 +98,15 @@ def tensors_of(tree: Any, file: Path) -> dict[str, Tensor]:
     if not all(isinstance(tensor, Tensor) for tensor in state.values()):
         raise CheckpointError(f"{file} holds more than tensors; save its state_dict alone")
     return {
-        name: tensor.float() if tensor.is_floating_point() else tensor
+        _modern(name): tensor.float() if tensor.is_floating_point() else tensor
         for name, tensor in state.items()
     }
+
+
+def _modern(key: str) -> str:
+    # The first BERT releases have other names for the parameters of layer norms.
+    key = key.replace("LayerNorm.gamma", "LayerNorm.weight")
+    return key.replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def _unnested(tree: Any) -> Mapping[str, Any]:
@@ -176,12 +182,6 @@ def _is_counter(key: str) -> bool:
 
 def _sample(keys: tuple[str, ...] | list[str]) -> str:
     return f"({', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''})" if keys else "()"
-
-
-def modern_key(key: str) -> str:
-    """Translate the names that the first BERT releases have for the parameters of layer norms."""
-    key = key.replace("LayerNorm.gamma", "LayerNorm.weight")
-    return key.replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 RESNET_HEADS = (
@@ -280,10 +280,9 @@ def fetch_weights(path: Path, files: Sequence[str] = _FETCHED) -> Path:
 def read_json(file: Path) -> dict[str, Any]:
     """Read a JSON object; CheckpointError where there is none."""
     try:
-        tree: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{file} is missing or not JSON; give a whole folder") from error
-    return tree
 
 
 def read_config(folder: Path) -> PreTrainedConfig:

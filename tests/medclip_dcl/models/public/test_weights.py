@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from medclip_dcl.core.errors import CheckpointError
-from medclip_dcl.models.pretrained import read_tensors, weights_file
+from medclip_dcl.models.public.weights import read_tensors, weights_file
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(3)}
 

@@ -35,7 +35,7 @@ from medclip_dcl.core.settings import Section
 from medclip_dcl.models import architectures, text_encoder
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.image_encoder import ImageEncoder, load_image_weights
-from medclip_dcl.models.pretrained import (
+from medclip_dcl.models.public.weights import (
     CONFIG,
     FRESH,
     HEADS,
@@ -51,7 +51,7 @@ from medclip_dcl.models.pretrained import (
 from medclip_dcl.models.settings import ImageEncoderConfig, ModelConfig, TextEncoderConfig
 
 if TYPE_CHECKING:  # whole models are read where one is the start
-    from medclip_dcl.models.public.checkpoint import Checkpoint
+    from medclip_dcl.models.public.checkpoint import Checkpoint, Preprocessing
 
 _OFFSET_POSITIONS = {"camembert", "mpnet", "roberta", "xlm-roberta"}  # start behind the padding's
 _POOLINGS = {
@@ -325,8 +325,6 @@ def read_start(settings: ModelConfig, image: Path | None, text: Path, *, whole: 
     """
     pair: Checkpoint | None = None
     if whole:
-        from medclip_dcl.models.public import read_checkpoint  # where one is the start
-
         pair = read_checkpoint(text)
     config = read_text_config(text) if pair is None else pair.text_config
     tokenizer = read_tokenizer(text, config)
@@ -355,3 +353,36 @@ def _image_settings(
     levels = settings.normalisation or pair.normalisation
     given = settings.model_copy(update={"normalisation": levels})
     return describe_sizes(given, pair.vision, folder)
+
+
+def read_checkpoint(folder: Path) -> "Checkpoint":
+    """Read a whole model from its folder.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or of a kind that is not known here.
+    """
+    from . import biovil, cxr_clip, open_clip, transformers_pair  # where one is the start
+
+    whole = biovil.read(folder) or cxr_clip.read(folder) or open_clip.read(folder)
+    return whole or transformers_pair.read(folder)
+
+
+def read_preprocessing(folder: Path, pair: "Checkpoint", image_px: int) -> "Preprocessing":
+    """Read how the maker of a model of this folder turns an image into an input of `image_px`.
+
+    Raises:
+        CheckpointError: the folder does not say it, or in a way that is not known here.
+    """
+    from . import checkpoint, open_clip
+
+    if pair.preprocessing:
+        return pair.preprocessing
+    if pair.family == open_clip.FAMILY and (folder / OPEN_CLIP).is_file():
+        return open_clip.preprocessing(folder, image_px)
+    for name in PROCESSORS:
+        if (folder / name).is_file():
+            tree = read_json(folder / name)
+            return checkpoint.processor_fit(tree.get("image_processor", tree), image_px, name)
+    raise CheckpointError(
+        f"{folder} has no {PROCESSORS[0]}, which says how images are made into inputs; add it"
+    )
