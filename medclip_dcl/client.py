@@ -96,9 +96,10 @@ class Exchange:
     def __init__(
         self,
         url: str,
+        name: str,
         *,
         deadline_s: float,
-        verify: ssl.SSLContext,
+        ca: Path | None,
         headers: Mapping[str, str] | None = None,
         auth: httpx.Auth | None = None,
         transport: httpx.BaseTransport | None = None,
@@ -107,49 +108,60 @@ class Exchange:
 
         Args:
             url: what paths are relative to.
+            name: what errors call the server.
             deadline_s: limit of a request and its whole answer.
-            verify: whose certificates are trusted.
+            ca: whose certificates are trusted, as `trusted` takes it.
             headers: of every request.
             auth: adds a key to every request.
             transport: what carries the requests; None: the network.
 
         Raises:
-            httpx.InvalidURL: the url is malformed.
+            ServiceError: `no_url`, the url is malformed.
         """
-        self._deadline_s = deadline_s
-        self._network = _Network()
+        if not url.startswith(("http://", "https://")):
+            raise ServiceError("no_url", f"url = {url!r} does not begin with http:// or https://")
+        self._name, self._deadline_s = name, deadline_s
+        self._network, context = _Network(), trusted(ca)
         if transport is None:
-            transport = httpx.HTTPTransport()
+            transport = httpx.HTTPTransport(verify=context)
             transport._pool = httpcore.ConnectionPool(
-                ssl_context=verify, network_backend=self._network
+                ssl_context=context, network_backend=self._network
             )
-        self._http = httpx.Client(
-            base_url=url,
-            headers={"Accept-Encoding": "identity", **(headers or {})},
-            auth=auth,
-            timeout=deadline_s,
-            trust_env=False,  # proxies of the environment would see images, names and keys
-            transport=transport,
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=url,
+                headers={"Accept-Encoding": "identity", **(headers or {})},
+                auth=auth,
+                timeout=deadline_s,
+                trust_env=False,  # proxies of the environment would see images, names and keys
+                transport=transport,
+            )
+        except httpx.InvalidURL as error:
+            raise ServiceError("no_url", f"url = {url!r} is malformed: {error}") from error
 
     def ask(self, method: str, path: str, most_bytes: int, **request: Any) -> Reply:
         """Send a request and wait for its whole answer.
 
         Raises:
-            httpx.HTTPError: the deadline has passed, there is no connection, or what comes is not
+            ServiceError: the deadline has passed, there is no connection, or what comes is not
                 HTTP.
             UnboundedReply: the answer exceeds `most_bytes`, or is compressed.
         """
         _end.set(time.monotonic() + self._deadline_s)
-        with self._http.stream(method, path, **request) as reply:
-            if reply.headers.get("Content-Encoding", "identity").lower() != "identity":
-                raise UnboundedReply("the answer is compressed, unasked; let the server not do it")
-            body = bytearray()
-            for part in reply.iter_bytes():
-                body += part
-                if len(body) > most_bytes:
-                    raise UnboundedReply(f"the answer exceeds {most_bytes} bytes")
-            return Reply(reply.status_code, reply.headers, bytes(body))
+        try:
+            with self._http.stream(method, path, **request) as reply:
+                if reply.headers.get("Content-Encoding", "identity").lower() != "identity":
+                    raise UnboundedReply(
+                        "the answer is compressed, unasked; let the server not do it"
+                    )
+                body = bytearray()
+                for part in reply.iter_bytes():
+                    body += part
+                    if len(body) > most_bytes:
+                        raise UnboundedReply(f"the answer exceeds {most_bytes} bytes")
+                return Reply(reply.status_code, reply.headers, bytes(body))
+        except httpx.HTTPError as error:
+            raise unreachable(error, self._name) from error
 
     def close(self) -> None:
         """Close the connections; whoever still waits for an answer gets none."""
@@ -247,13 +259,8 @@ class Client:
             patience_s: time within which a busy service is asked again.
             most_bytes: largest answer that is taken; one that is compressed is not.
         """
-        if not url.startswith(("http://", "https://")):
-            raise ServiceError("no_url", f"url = {url!r} does not begin with http:// or https://")
-        self._url, self._patience_s, self._most_bytes = url, patience_s, most_bytes
-        try:
-            self._http = Exchange(url, deadline_s=timeout_s, verify=trusted(ca), auth=_Key(key))
-        except httpx.InvalidURL as error:
-            raise ServiceError("no_url", f"url = {url!r} is malformed: {error}") from error
+        self._patience_s, self._most_bytes = patience_s, most_bytes
+        self._http = Exchange(url, url, deadline_s=timeout_s, ca=ca, auth=_Key(key))
 
     def __enter__(self) -> Self:
         return self
@@ -396,8 +403,6 @@ class Client:
                 raise ServiceError(
                     "no_answer", f"{error}; is the url that of medclip-dcl?"
                 ) from error
-            except httpx.HTTPError as error:
-                raise unreachable(error, self._url) from error
             wait = _wait_s(reply)
             if wait is None or time.monotonic() + wait > end:
                 return _read(reply, kind)

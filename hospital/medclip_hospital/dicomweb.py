@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 
 import httpx
 
-from medclip_dcl.client import Exchange, Reply, UnboundedReply, trusted, unreachable
+from medclip_dcl.client import Exchange, Reply, UnboundedReply
 from medclip_dcl.core.errors import ImageError, ServiceError
 from medclip_dcl.core.files import read_keys
 from medclip_dcl.data.dicom.metadata import parse_header
@@ -26,6 +26,8 @@ from medclip_dcl.data.dicom.metadata import parse_header
 LOGGER = logging.getLogger(__name__)
 CONNECTIONS = 4
 """Requests to an archive at a time."""
+DUPLICATE = 0x0111
+""""Duplicate SOP Instance", of STOW and C-STORE: the archive has it."""
 _PAGE = 200
 _MOST_PASSES = 4
 _MOST_BYTES = 256 << 20  # of one image, before anything looks at it
@@ -37,7 +39,6 @@ _BOUNDARY = re.compile(r'boundary="?([^";,]{1,100})"?', re.IGNORECASE)
 _STUDY, _SERIES, _INSTANCE = "0020000D", "0020000E", "00080018"
 _STORED, _FAILED, _REASON = "00081199", "00081198", "00081197"
 _REFERENCED = "00081155"
-_DUPLICATE = 0x0111  # "Duplicate SOP Instance": the archive has it
 _ANSWERS_LATER = {429, 500, 502, 503, 504}
 _JSON = {"Accept": "application/dicom+json"}
 
@@ -82,23 +83,19 @@ class DicomWeb:
             most_listed: rows that all pages of `images` may have together.
             transport: what carries the requests; None: the network.
         """
-        if not url.startswith(("http://", "https://")):
-            raise ServiceError("no_url", f"url = {url!r} does not begin with http:// or https://")
         self._url = url
         self._waits_s, self._listing_s, self._most_listed = waits_s, listing_s, most_listed
         self._parsing = threading.Lock()
         self.repeated_rows = 0
         """Rows of the longest page that came again in place of the next: there may be more."""
-        try:
-            self._http = Exchange(
-                url.rstrip("/"),
-                deadline_s=deadline_s,
-                verify=trusted(ca),
-                headers={"Authorization": read_keys(key_file)[0]} if key_file else {},
-                transport=transport,
-            )
-        except httpx.InvalidURL as error:
-            raise ServiceError("no_url", f"url = {url!r} is malformed: {error}") from error
+        self._http = Exchange(
+            url.rstrip("/"),
+            "the archive",
+            deadline_s=deadline_s,
+            ca=ca,
+            headers={"Authorization": read_keys(key_file)[0]} if key_file else {},
+            transport=transport,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -185,7 +182,9 @@ class DicomWeb:
         headers = {"Content-Type": kind, **_JSON}
         body += f"--{boundary}--\r\n".encode()
         try:
-            reply = self._ask("POST", "/studies", _MOST_ANSWER_BYTES, content=body, headers=headers)
+            reply = self._http.ask(
+                "POST", "/studies", _MOST_ANSWER_BYTES, content=body, headers=headers
+            )
         except UnboundedReply as error:
             raise ServiceError("no_answer", f"of the archive, {error}") from error
         if reply.status != httpx.codes.CONFLICT:
@@ -193,7 +192,7 @@ class DicomWeb:
         tree = _json(reply)
         # Orthanc gives an empty sequence of failures on success: items are counted, not keys.
         failed = _values(tree, _FAILED)
-        there = [*_values(tree, _STORED), *(row for row in failed if _reason(row) == _DUPLICATE)]
+        there = [*_values(tree, _STORED), *(row for row in failed if _reason(row) == DUPLICATE)]
         missing = set(files) - {_uid(row, _REFERENCED) for row in there}
         if missing:
             reasons = sorted({_reason(row) for row in failed})
@@ -245,20 +244,14 @@ class DicomWeb:
         """Ask, and again after each waiting time where no answer came, or that it comes later."""
         for wait_s in self._waits_s:
             try:
-                reply = self._ask("GET", path, most_bytes, **question)
+                reply = self._http.ask("GET", path, most_bytes, **question)
                 if reply.status not in _ANSWERS_LATER:
                     return reply
             except ServiceError as error:
                 if error.code != "unreachable":
                     raise
             time.sleep(wait_s)
-        return self._ask("GET", path, most_bytes, **question)
-
-    def _ask(self, method: str, path: str, most_bytes: int, **request: Any) -> Reply:
-        try:
-            return self._http.ask(method, path, most_bytes, **request)
-        except httpx.HTTPError as error:
-            raise unreachable(error, "the archive") from error
+        return self._http.ask("GET", path, most_bytes, **question)
 
 
 class _Bound:

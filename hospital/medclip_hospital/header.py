@@ -13,7 +13,7 @@ import datetime as dt
 import hashlib
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from pydicom.dataelem import DataElement, RawDataElement
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.filebase import DicomBytesIO
 from pydicom.filewriter import write_dataset, write_file_meta_info
-from pydicom.multival import MultiValue
 from pydicom.tag import Tag
 from pydicom.uid import UID, SecondaryCaptureImageStorage
 
@@ -91,9 +90,8 @@ def take_apart(data: bytes, settings: ImagesConfig) -> tuple[bytes, str, bytes]:
     is_burned_in |= require_no_text(annotation_behind(body, at + len(pixels), syntax), settings)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # pydicom warns where it replaces what it cannot decode
-        meaning = _pixel_meaning(
-            tags, written
-        )  # first: it copies tables that nothing has converted yet
+        # First: it copies tables that nothing has converted yet.
+        meaning = _pixel_meaning(tags, written)
         header = _encoded(_cleaned(tags, SYNTAXES[syntax].order), _EXPLICIT)
     if is_burned_in:
         meaning.BurnedInAnnotation = "YES"  # however it was written
@@ -251,30 +249,29 @@ def _ascii(value: bytes) -> str:
     return value.rstrip(b"\0 ").decode("ascii", "replace")
 
 
-def _text(tags: Dataset, name: str) -> str:
-    """Decode a text; empty where it cannot be decoded."""
+def _values(tags: Dataset, name: str, kind: Callable[[Any], Any]) -> list[Any]:
+    """Return the values of an element; none where it is absent, or one of them is malformed."""
     try:
         value = tags.get(name)
-        if value is None:
-            return ""
-        return "\\".join(map(str, value)) if _is_many(value) else str(value)
+        many = value if isinstance(value, MutableSequence) else [value]
+        return [] if value is None else [kind(item) for item in many]
     except Exception:  # noqa: BLE001 (pydicom raises anything on a malformed value: it is absent)
-        return ""
+        return []
 
 
-def _is_many(value: Any) -> bool:
-    return isinstance(value, MultiValue | list)
+def _text(tags: Dataset, name: str) -> str:
+    """Decode a text; empty where it cannot be decoded."""
+    return "\\".join(_values(tags, name, str))
 
 
 def _numbers(tags: Dataset, name: str) -> list[float]:
     """Return the numbers of an element; none where one of them is not a finite number."""
-    try:
-        value = tags.get(name)
-        many = value if _is_many(value) else [] if value is None or value == "" else [value]
-        numbers = [float(item) for item in many]
-    except Exception:  # noqa: BLE001 (as above)
-        return []
+    numbers = _values(tags, name, float)
     return numbers if np.isfinite(numbers).all() else []
+
+
+def _items(tags: Dataset, name: str) -> list[Dataset]:
+    return [item for item in _values(tags, name, lambda item: item) if isinstance(item, Dataset)]
 
 
 def _decimal(value: float) -> str:
@@ -288,13 +285,6 @@ def _put(found: Dataset, name: str, raw: bytes) -> None:
     raw = raw.rstrip(b"\0 ") if name.endswith("UID") else raw
     raw += (b"\0" if name.endswith("UID") else b" ") * (len(raw) % 2)
     found[tag] = RawDataElement(tag, dictionary_VR(tag), len(raw), raw, 0, False, True)
-
-
-def _items(tags: Dataset, name: str) -> list[Dataset]:
-    try:
-        return list(tags.get(name) or [])
-    except Exception:  # noqa: BLE001 (as above)
-        return []
 
 
 def _table(old: Dataset) -> Dataset:
@@ -330,13 +320,11 @@ def _cleaned_item(old: Dataset, parts: "dict[str, _Rule]", order: str) -> Datase
 
 def _lut(item: Dataset, order: str) -> bytes:
     """Return a table as words, little endian; `order`: that of the data set, which bytes are in."""
+    stored = "<u2" if order == "little" else ">u2"
     try:
         value = item.LUTData
-        if isinstance(value, bytes):
-            return (
-                np.frombuffer(value, "<u2" if order == "little" else ">u2").astype("<u2").tobytes()
-            )
-        return np.array(value if _is_many(value) else [value]).astype("<u2").tobytes()
+        words = np.frombuffer(value, stored) if isinstance(value, bytes) else np.array(value)
+        return np.atleast_1d(words).astype("<u2").tobytes()
     except Exception:  # noqa: BLE001 (as above)
         return b""
 

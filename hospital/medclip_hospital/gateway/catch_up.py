@@ -3,6 +3,7 @@
 import datetime as dt
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from medclip_dcl.core.errors import ConfigError, ImageError, ServiceError
@@ -31,24 +32,14 @@ class CatchingUp:
         wake: Callable[[], None],
     ) -> None:
         """Set it up; ConfigError where the key or `ca` cannot be read."""
-        self._settings, self._ca, self._journal = settings, ca, journal
+        self._settings, self._journal = settings, journal
+        self._open = partial(settings.open, ca, listing_s=_LISTING_S, most_listed=_MOST_LISTED)
         self._intake, self._monitor, self._wake = intake, monitor, wake
         self._fetched: set[str] = set()
         self._stopped = threading.Event()
-        self._archive()  # a key that cannot be read ends the start
+        self._open()  # a key that cannot be read ends the start
         self._thread = threading.Thread(target=self._run, name="catch-up", daemon=True)
         self._thread.start()
-
-    def _archive(self) -> DicomWeb:
-        """Connect for one look: the key is the one that stands in its file now."""
-        key_file = Path(self._settings.key_file) if self._settings.key_file else None
-        return DicomWeb(
-            self._settings.url,
-            key_file,
-            ca=self._ca,
-            listing_s=_LISTING_S,
-            most_listed=_MOST_LISTED,
-        )
 
     def stop(self) -> None:
         """End after the image that is being fetched."""
@@ -78,7 +69,7 @@ class CatchingUp:
         today = dt.datetime.now().astimezone().date()
         first = today - dt.timedelta(days=self._settings.days)
         code = "ok"
-        with self._archive() as archive:
+        with self._open() as archive:
             listed = archive.images(_MODALITIES, f"{first:%Y%m%d}-{today:%Y%m%d}")
             if archive.repeated_rows:  # it ignores `offset`, and may have more
                 write_line("catch_up_may_lack", rows=archive.repeated_rows)

@@ -43,7 +43,8 @@ def calling_title(association: Association) -> str:
     return request.calling_ae_title if request else ""
 
 
-def _socket_of(association: Association) -> socket.socket | None:
+def socket_of(association: Association) -> socket.socket | None:
+    """Return the socket of an association, where it still has one."""
     connection = association.dul.socket
     return connection.socket if connection else None
 
@@ -84,7 +85,7 @@ class Server(ThreadedAssociationServer):
         self.server_close()
         with self._lock:
             ended = list(self._pending)
-        for connection in (*ended, *map(_socket_of, self.active_associations)):
+        for connection in (*ended, *map(socket_of, self.active_associations)):
             if connection is not None:
                 _end(connection)
 
@@ -112,7 +113,7 @@ class Server(ThreadedAssociationServer):
         self._turned_away()
 
     def _on_established(self, event: evt.Event) -> None:
-        connection = _socket_of(event.assoc)
+        connection = socket_of(event.assoc)
         if connection is not None:
             with self._lock:
                 self._pending.pop(connection, None)

@@ -1,6 +1,7 @@
 """Where objects go: STOW-RS or C-STORE. What was acknowledged is given back by UID."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -14,8 +15,9 @@ from pydicom.uid import (
 from pynetdicom import AE
 
 from medclip_dcl.core.errors import ConfigError, ServiceError
-from medclip_hospital.dicomweb import DicomWeb
+from medclip_hospital.dicomweb import DUPLICATE
 
+from .connections import socket_of
 from .listener import client_context
 from .settings import DicomWebDestination, DimseDestination
 
@@ -29,7 +31,6 @@ SENT = (
 
 TIMEOUT_S = 60.0
 """Of a connection by DIMSE, and of a whole exchange by STOW-RS."""
-_DUPLICATE = 0x0111  # the object is there already
 
 
 class SendError(Exception):
@@ -52,12 +53,8 @@ class Stow:
     """STOW-RS, all objects of an image in one request."""
 
     def __init__(self, settings: DicomWebDestination, ca: Path | None) -> None:
-        self._url, self._ca = settings.url, ca
-        self._key_file = Path(settings.key_file) if settings.key_file else None
+        self._open = partial(settings.open, ca, deadline_s=TIMEOUT_S)
         self._open()  # a key that cannot be read ends the start
-
-    def _open(self) -> DicomWeb:
-        return DicomWeb(self._url, self._key_file, ca=self._ca, deadline_s=TIMEOUT_S)
 
     def send(self, objects: Mapping[str, Path]) -> Sequence[str]:
         """Send all in one request."""
@@ -89,9 +86,8 @@ class Dimse:
             to.host, to.port, ae_title=to.ae_title, tls_args=self._tls
         )
         if not association.is_established:
-            connection = association.dul.socket
-            if connection is not None and connection.socket is not None:
-                connection.socket.close()  # pynetdicom leaves open what it could not shut down
+            if connection := socket_of(association):
+                connection.close()  # pynetdicom leaves open what it could not shut down
             raise SendError("rejected" if association.is_rejected else "unreachable")
         stored = []
         try:
@@ -99,7 +95,7 @@ class Dimse:
                 status = association.send_c_store(str(path)).get("Status")
                 if status is None:
                     raise SendError("cut")
-                if status == _DUPLICATE or status == 0 or status >> 12 == 0xB:
+                if status == DUPLICATE or status == 0 or status >> 12 == 0xB:
                     stored.append(uid)
         except ValueError as error:  # no presentation context was accepted for the object
             raise SendError("no_context") from error

@@ -80,13 +80,10 @@ class Journal:
             self._db.executescript(_SCHEMA)
             if self._rows("pragma quick_check(1)") != [("ok",)]:
                 raise _damaged(file)
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, ArtifactCorrupt) as error:
             self._db.close()
-            if error.sqlite_errorcode & 0xFF in _DAMAGE:
+            if isinstance(error, sqlite3.Error) and error.sqlite_errorcode & 0xFF in _DAMAGE:
                 raise _damaged(file) from error
-            raise
-        except ArtifactCorrupt:
-            self._db.close()
             raise
 
     def close(self) -> None:
@@ -96,15 +93,9 @@ class Journal:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
+        with self._lock, self._db:  # commits, or rolls back
             self._db.execute("begin immediate")
-            try:
-                yield self._db
-                self._db.execute("commit")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("rollback")
-                raise
+            yield self._db
 
     def _rows(self, question: str, values: Sequence[object] = ()) -> list[Any]:
         with self._lock, closing(self._db.execute(question, values)) as cursor:

@@ -19,7 +19,7 @@ from pynetdicom.sop_class import Verification  # type: ignore[attr-defined]
 from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.data.dicom.metadata import SYNTAXES
 
-from .connections import HANDSHAKE_S, PDU_BYTES, Entity, Server, calling_title
+from .connections import HANDSHAKE_S, PDU_BYTES, Entity, Server, calling_title, socket_of
 from .journal import WAITING, Journal
 from .monitoring import Monitor, write_fault, write_line
 from .settings import MEBIBYTE, GatewaySettings, TlsFiles
@@ -162,9 +162,8 @@ class Listener:
 
     def _on_close(self, event: evt.Event) -> None:
         # pynetdicom does not close what it cannot shut down: a caller that is gone already.
-        connection = event.assoc.dul.socket
-        if connection is not None and connection.socket is not None:
-            connection.socket.close()
+        if connection := socket_of(event.assoc):
+            connection.close()
         # What an association that was cut has sent of an image.
         message = event.assoc.dimse.message
         part = getattr(message, "_data_set_file", None)

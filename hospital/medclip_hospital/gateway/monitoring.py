@@ -5,11 +5,11 @@ milliseconds. Names, ids, UIDs and messages of exceptions, which may hold any of
 nowhere.
 """
 
+import datetime as dt
 import json
 import logging
 import sys
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,12 +28,8 @@ _lock = threading.Lock()
 
 def write_line(event: str, digest: str = "", **facts: Any) -> None:
     """Write one line; of a digest its first digits."""
-    now = time.time()
-    line: dict[str, Any] = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
-        + f".{int(now % 1 * 1e3):03d}Z",
-        "event": event,
-    }
+    now = dt.datetime.now(dt.UTC).replace(tzinfo=None)
+    line: dict[str, Any] = {"time": f"{now.isoformat(timespec='milliseconds')}Z", "event": event}
     if digest:
         line["image"] = digest[:_SHOWN_DIGITS]
     with _lock:
@@ -85,18 +81,15 @@ class Monitor:
 
     def collect(self) -> Iterator[Metric]:
         """Read the journal, for Prometheus."""
-        images = GaugeMetricFamily(
-            "medclip_gateway_images", "Images in the journal, by state", labels=["state"]
-        )
-        for state, count in self._journal.counts().items():
-            images.add_metric([state], count)
-        yield images
-        refusals = GaugeMetricFamily(
-            "medclip_gateway_refusals", "Images in the journal that were refused", labels=["code"]
-        )
-        for code, count in self._journal.refusals().items():
-            refusals.add_metric([code], count)
-        yield refusals
+        for name, text, label, counts in (
+            ("images", "Images in the journal, by state", "state", self._journal.counts()),
+            ("refusals", "Images in the journal that were refused", "code",
+             self._journal.refusals()),
+        ):  # fmt: skip
+            family = GaugeMetricFamily(f"medclip_gateway_{name}", text, labels=[label])
+            for key, count in counts.items():
+                family.add_metric([key], count)
+            yield family
         age_s, looks = self._journal.oldest_waiting_s(), self.catch_up_failed_in_a_row
         for name, text, value in (
             ("oldest_waiting_seconds", "Age of the oldest waiting", age_s),

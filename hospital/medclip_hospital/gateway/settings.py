@@ -3,11 +3,12 @@
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from medclip_dcl.core.settings import Section, read_settings_of
+from medclip_hospital.dicomweb import DicomWeb
 from medclip_hospital.instance import ResultsConfig
 
 PREFIX = "MEDCLIP_GATEWAY_"
@@ -29,15 +30,24 @@ class TlsFiles(Section):
     """Authorities that sign the certificates of the other side, PEM."""
 
 
-class DicomWebDestination(Section):
+class Archive(Section):
+    """A DICOMweb service."""
+
+    url: Annotated[str, Field(pattern=r"^https?://")]
+    """Its root, such as `http://127.0.0.1:8042/dicom-web`."""
+    key_file: str = ""
+    """File with the value of the Authorization header."""
+
+    def open(self, ca: Path | None, **limits: Any) -> DicomWeb:
+        """Connect, with the key that its file holds now; ConfigError where it cannot be read."""
+        return DicomWeb(self.url, Path(self.key_file) if self.key_file else None, ca=ca, **limits)
+
+
+class DicomWebDestination(Archive):
     """Objects are stored by STOW-RS."""
 
     kind: Literal["dicomweb"]
     """`dicomweb`."""
-    url: Annotated[str, Field(pattern=r"^https?://")]
-    """Root of the DICOMweb service, such as `http://127.0.0.1:8042/dicom-web`."""
-    key_file: str = ""
-    """File with the value of the Authorization header."""
 
 
 class DimseDestination(Section):
@@ -55,13 +65,9 @@ class DimseDestination(Section):
     """Certificates, where it wants TLS."""
 
 
-class CatchUp(Section):
+class CatchUp(Archive):
     """Images that were missed are asked for by QIDO-RS."""
 
-    url: Annotated[str, Field(pattern=r"^https?://")]
-    """Root of the DICOMweb service."""
-    key_file: str = ""
-    """File with the value of the Authorization header."""
     days: Annotated[int, Field(gt=0)] = 2
     """Days of studies that are looked at."""
     every_s: Annotated[float, Field(gt=0)] = 600

@@ -64,22 +64,17 @@ class IncomingImage:
     def write(self, data: bytes) -> int:
         """Take some bytes; after a failure they are counted and dropped."""
         self.size += len(data)
-        if not self.failure:
-            if self.size > self._max_bytes:
-                self.failure = "too_large"
-            else:
-                self.failure = self._written(data)
-        return len(data)
-
-    def _written(self, data: bytes) -> str:
         try:
-            if not self._spool.has_room(self.size):
-                return "spool_full"
-            self._hash.update(data)
-            self._stream.write(data)
+            if self.failure or self.size > self._max_bytes:
+                self.failure = self.failure or "too_large"
+            elif not self._spool.has_room(self.size):
+                self.failure = "spool_full"
+            else:
+                self._hash.update(data)
+                self._stream.write(data)
         except OSError:
-            return "disk"
-        return ""
+            self.failure = "disk"
+        return len(data)
 
     @property
     def digest(self) -> str:

@@ -36,14 +36,6 @@ def waiting_s(attempts: int) -> float:
     return float(min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempts, 32)))
 
 
-class _Failure(Exception):
-    """A step failed and is to be repeated; `code` is what went wrong."""
-
-    def __init__(self, code: str) -> None:
-        super().__init__(code)
-        self.code = code
-
-
 class _KeptAnswer(ClassifyAnswer):
     """An answer in the journal: what is built and sent does not depend on later settings."""
 
@@ -155,8 +147,10 @@ class Workers:
         except ImageError as error:
             self._journal.refused(entry.digest, error.code)
             return error.code
-        except _Failure as failure:
-            code = failure.code
+        except ServiceError as error:
+            code = f"service_{error.code}"
+        except SendError as error:
+            code = f"destination_{error.code}"
         except (OSError, sqlite3.Error):
             raise
         except Exception as error:  # noqa: BLE001 (one image that nothing foresaw holds up no other)
@@ -178,7 +172,7 @@ class Workers:
         except ServiceError as error:
             if error.code in REASONS and error.status < _OF_THE_SERVICE:  # both know a `deadline`
                 raise ImageError(error.code, "the service refuses the image") from error
-            raise _Failure(f"service_{error.code}") from error
+            raise
         refused = OUT_OF_RANGE if self._settings.refuses(answer) else ""
         decided = _KeptAnswer(**dict(answer), refused=refused)
         self._journal.answered(entry.digest, decided.model_dump_json(), time.time())
@@ -224,14 +218,11 @@ class Workers:
         try:
             paths = {uid: self._spool.object(entry.digest, uid) for uid in unsent}
             stored = self._destination.send(paths) if paths else ()
-        except SendError as error:
-            self._monitor.failed_in_a_row += 1
-            raise _Failure(f"destination_{error.code}") from error
         except Exception:
             self._monitor.failed_in_a_row += 1
             raise
         self._journal.sent(entry.digest, stored, refused)
         if len(stored) < len(unsent):
             self._monitor.failed_in_a_row += 1
-            raise _Failure("destination_refused")
+            raise SendError("refused")
         self._monitor.failed_in_a_row = 0
