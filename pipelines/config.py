@@ -43,8 +43,8 @@ class Config(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of everything that is drawn."""
     workers: Annotated[int, Field(ge=0), NO_EFFECT] = 0
-    """Processes that draw studies, decode images or score sentences; 0: one per core, and one per
-    GPU for scores. Fewer take less memory."""
+    """Processes that draw studies, decode images or score sentences, and threads of torch in
+    training; 0: one per core, and one per GPU for scores. Fewer take less memory."""
     jobs: tuple[str, ...] = ()
     """Jobs that `medclip run` runs, in order; empty: all but `generate_studies`."""
     plugins: Annotated[tuple[str, ...], LOCAL] = ()
@@ -112,6 +112,7 @@ WITHDRAWN: dict[str, str | tuple[str, object]] = {
     ),
     "retrieval.timeout_s": ("a call of the engine takes 10 seconds at most", 10),
     "index.splits": "all splits are indexed; filters of a question choose among them",
+    "language_model.batch": ("a step has 64 sentences; set language_model.steps", 64),
     "likelihood.unit_pieces": "units of work are sized by themselves",
     "objective.place_weight": ("the loss of places learned usual places on real images", 0),
     "objective.places": "the loss of places learned usual places on real images",
@@ -130,6 +131,7 @@ WITHDRAWN: dict[str, str | tuple[str, object]] = {
     "train.text_learning_rate the other's",
     "train.scale_learning_rate": "train.learning_rate is taken as it is",
     "train.text_frozen_steps": (_FROZEN, 0),
+    "train.torch_threads": ("workers says how many cores a stage takes", 0),
 }
 """Setting that earlier versions had -> what holds now, and the value that says it: configs that
 say it go on."""

@@ -88,7 +88,7 @@ def pretrain_images(job: Job) -> None:
                 store.remove_of_other_code()
             learner, summary = pretraining.pretrain(
                 config.pretrain, config.model.image, pictures, rows, config.seed, store, device,
-                save_every_steps=config.train.save_every_steps, threads=config.train.torch_threads,
+                save_every_steps=config.train.save_every_steps, workers=config.workers,
             )  # fmt: skip
         pretraining.write_weights(writer.directory, learner)
         return summary

@@ -21,9 +21,9 @@ from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import HEADS, masked_lm
 from medclip_dcl.models.dual_encoder import DualEncoder, add_adapters, build_dual_encoder
-from medclip_dcl.models.encoder_files import describe_image
 from medclip_dcl.models.image_encoder import CHANNELS
-from medclip_dcl.models.pretrained import fetch_weights, weights_file
+from medclip_dcl.models.public.encoders import describe_image
+from medclip_dcl.models.public.weights import fetch_weights, weights_file
 from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.launch import start_accelerator
@@ -242,7 +242,9 @@ def measure_step(config: Config, text: PreTrainedConfig, seconds: float) -> Step
     times: list[float] = []
     if seconds:
         loss = ContrastiveObjective(ObjectiveConfig(directions=config.objective.directions), 0)
-        step = TrainStep(start_accelerator(settings), encoder, loss, settings, config.seed)
+        step = TrainStep(
+            start_accelerator(settings, config.workers), encoder, loss, settings, config.seed
+        )
     while seconds and len(times) < _MOST_STEPS and sum(times[1:]) < seconds:
         batch = _random_batch(pairs, px, min(_PIECES, longest), text.vocab_size)
         start = time.perf_counter()

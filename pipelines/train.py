@@ -35,7 +35,7 @@ from .job import Job, Stopped, job_main, refuse_other_model
 def train(job: Job) -> None:
     """Train unless the published model has the same fingerprint, then publish."""
     reuse_memory()
-    accelerator = start_accelerator(job.config.train, job.work)
+    accelerator = start_accelerator(job.config.train, job.config.workers, job.work)
     try:
         _train(job, accelerator)
     finally:

@@ -119,7 +119,7 @@ def make_fixture(
         {
             "work": str(work),
             "model": {"image": {"input_px": input_px}},
-            "train": {"global_batch": batch, "torch_threads": 1},
+            "train": {"global_batch": batch},
         }
     )
     corpus = read_tiny_corpus(work)
@@ -151,7 +151,7 @@ def run_loop(fixture: TrainFixture, folder: Path, steps: int) -> list[Clock]:
     )
     encoder = fixture.encoder()
     watched = Watched(fixture)
-    accelerator: Accelerator = start_accelerator(config.train)
+    accelerator: Accelerator = start_accelerator(config.train, workers=1)
     folder.mkdir()
     store = CheckpointStore(folder, {"steps": steps}, steps)
     trainer = Trainer(accelerator, encoder, watched, store, config.train, config.seed)

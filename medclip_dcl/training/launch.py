@@ -36,8 +36,12 @@ _FOLLOWED = {DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULT
 _SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG")
 
 
-def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accelerator:
+def start_accelerator(
+    settings: TrainConfig, workers: int = 0, work: Path | None = None
+) -> Accelerator:
     """Join the processes of the run; `work` receives trackers' files, None: nothing is tracked.
+
+    On a machine they take `workers` cores together; 0: all.
 
     Raises:
         ConfigError: there are more or fewer processes than the settings expect, they are to
@@ -65,8 +69,8 @@ def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accele
             "CPUs `accelerate launch` starts one process whatever it is asked)"
         )
     # Processes that each took all cores of a machine would wait for one another.
-    share = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    torch.set_num_threads(settings.torch_threads or max(1, share))
+    share = (workers or available_cores()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(max(1, share))
     return accelerator
 
 

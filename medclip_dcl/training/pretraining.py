@@ -28,7 +28,7 @@ from torch.optim import AdamW
 
 from medclip_dcl.core.artifact import ArtifactType
 from medclip_dcl.core.files import write_bytes
-from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.progress import Progress, available_cores
 from medclip_dcl.core.rng import RngStream, generator_for, seed_for
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.losses.debiased import debiased_contrastive_loss
@@ -127,15 +127,14 @@ def pretrain(
     device: torch.device,
     *,
     save_every_steps: int,
-    threads: int = 0,
+    workers: int,
 ) -> tuple[ViewLearner, dict[str, Any]]:
     """Learn from some rows of the prepared images, or go on where a killed run had saved.
 
     Returns the learner in eval mode, and the loss of its last steps; CheckpointError where the
     newest checkpoint does not fit.
     """
-    if threads:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(workers or available_cores())
     learner = ViewLearner(encoder, seed_for(seed, RngStream.PRETRAINING)).to(device)
     # Convolutions are faster in this layout.
     learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -57,8 +57,6 @@ class TrainConfig(Section):
     with the same number bit for bit. It may go on with another: batches stay the same, dropout,
     rounding and, on CPUs, the statistics of batch norms do not, which the run reports and the model
     records as `resumed_with`."""
-    torch_threads: Annotated[int, Field(ge=0), NO_EFFECT] = 0
-    """Threads of torch in each process; 0: the cores, shared among this machine's processes."""
     save_every_steps: Annotated[int, Field(gt=0), NO_EFFECT] = 1000
     """Steps between checkpoints, of `pretrain_images` too: what a kill can lose."""
     validate_every_steps: Annotated[int, Field(ge=0), NO_EFFECT] = 0

@@ -122,7 +122,7 @@ def test_the_tree_has_every_point_with_the_mean_of_its_runs(made: Path, capsys: 
     assert cnr["value"] == pytest.approx(sum(values) / 2)
     assert cnr["deviation"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
     before = models_of(made)
-    speed = arguments_of(made, ROWS, save_every_steps=2, torch_threads=2)
+    speed = arguments_of(made, ROWS, save_every_steps=2)
     assert main(["sweep", *speed]) == 0  # settings of speed make no other model
     shown = capsys.readouterr().out
     assert models_of(made) == before

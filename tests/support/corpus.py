@@ -41,7 +41,6 @@ TINY_DEMO = (
     "model.image.input_px=56",
     "language_model.steps=2",
     "train.steps=4",
-    "train.torch_threads=1",
     "train.global_batch=8",
     "train.warmup_steps=1",
     "train.save_every_steps=2",
@@ -114,6 +113,7 @@ def write_config(path: Path, work: Path, **sections: Mapping[str, Any]) -> Path:
     """
     tree: dict[str, Any] = {
         "work": str(work),
+        "workers": 1,
         "images": {"size_px": 40},
         "model": {
             "image": {"depths": [1, 1], "widths": [8, 16], "input_px": 32},
@@ -125,7 +125,6 @@ def write_config(path: Path, work: Path, **sections: Mapping[str, Any]) -> Path:
             "learning_rate": 1e-2,
             "warmup_steps": 2,
             "save_every_steps": 4,
-            "torch_threads": 1,
         },
     }
     for name, settings in sections.items():

@@ -111,7 +111,7 @@ def do_run(folds: Sequence[Fold], run: Run, work: Path) -> dict[str, Any]:
     config = fold.config(*(f"{key}={json.dumps(value)}" for key, value in changes.items()))
     _do("build_eta_cache", config, folder / "config.yaml")
     job = Job("train", config, folder)
-    accelerator = start_accelerator(config.train)
+    accelerator = start_accelerator(config.train, config.workers)
     opened = job.open_inputs(verify=False)
     inputs = TrainInputs(**opened.values)
     inputs = replace(inputs, claims=job.open(claims.ARTIFACT, verify=False))

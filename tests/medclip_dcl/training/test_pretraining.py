@@ -23,7 +23,7 @@ from medclip_dcl.training.settings import PretrainConfig
 
 ENCODER = ImageEncoderConfig(depths=(1, 1), widths=(4, 8), input_px=24)
 SETTINGS = PretrainConfig(steps=6)
-ON = {"device": torch.device("cpu"), "save_every_steps": 2}
+ON = {"device": torch.device("cpu"), "save_every_steps": 2, "workers": 0}
 
 
 class Pictures:
