@@ -83,8 +83,10 @@ def _carry_heads(lines: Sequence[str]) -> list[str]:
             marks = re.match(r"\s*", line)  # an item without a bullet
         line = _RE.answer_beside.sub("? ", line)
         stripped = without_number(line).strip(" :")
-        if names_parts_alone(stripped):
+        if names_parts_alone(stripped, findings=not marks):
             part = stripped
+        elif part and _RE.of_side.match(stripped):
+            line = f"{marks.group() if marks else ''}{part} {stripped}"
         elif part and marks and lacks_part(stripped):  # "- Not enlarged"
             line = f"{marks.group()}{part}: {stripped}"
         elif not marks:
@@ -131,14 +133,15 @@ def _begins(previous: str, line: str, width: int, is_lower: bool) -> bool:
     stripped = line.lstrip()
     if _RE.answered.search(previous[-60:]) or (_RE.label.match(previous) and _RE.label.match(line)):
         return True  # "an effusion? - yes (left)"
+    is_item = _RE.label.match(previous) or _RE.marked.match(previous)
+    if is_item and line[:1].isupper() and names_parts_alone(stripped, findings=True):
+        return True  # "- Left: small" and, on the next line, "Effusion"
     if _RE.dangling.search(previous[-40:]) or _RE.continues.match(stripped):
         return False
     if _RE.label.match(line):
         return True
-    first = stripped.split(None, 1)[0]
-    fits = len(previous) + 1 + len(first) <= width
-    is_capital = not stripped[0].islower()
-    return fits and (is_capital or is_lower)
+    fits = len(previous) + 1 + len(stripped.split(None, 1)[0]) <= width
+    return fits and (is_lower or not stripped[0].islower())
 
 
 def _cut_items(block: str) -> Iterator[str]:
@@ -150,8 +153,9 @@ def _cut_items(block: str) -> Iterator[str]:
         cuts += [match.start() for match in _RE.spoken_number.finditer(block)]
     last = 0
     for match in _RE.number.finditer(block):
-        if last < int(match[1]) <= last + 2 and (last or int(match[1]) == 1):
-            last = int(match[1])
+        at = int(match[1]) if match[1].isdigit() else int(match[1], 36) - 9
+        if last < at <= last + 2 and (last or at == 1):
+            last = at
             cuts.append(match.start())
     start = 0
     for cut in sorted(cuts):
@@ -188,7 +192,9 @@ def _is_end(item: str, start: int, match: re.Match[str]) -> bool:
         return False
     if "?" in match.group():
         answer = after.lstrip("-\u2013: ")
-        return bool(before[-1:].strip()) and not (_RE.answer.match(answer) or is_size(answer))
+        return bool(before[-1:].strip()) and not (
+            _RE.answer.match(answer) or is_size(answer.split(".")[0])
+        )
     if "!" in match.group() or not after:
         return True
     if match.group().startswith("..") and not before[-1:].strip():

@@ -193,20 +193,13 @@ def _line_heading(line: str, previous: str, current: str) -> Iterator[tuple[int,
         is_line = not mark
         follows_text = bool(previous.strip()) and not previous.rstrip().endswith((".", ":", "?"))
         name = _USUAL.get(plain, "")
-        if (
-            is_line
-            and not previous.strip()
-            and _is_title(head)
-            and not (head.isupper() and VIEW.search(plain))
-            and len(head.split()) < _MOST_WORDS
-        ):
-            name = name or usual_name(head)  # "Critical Findings", alone behind a blank line
-            if not name and current and current not in _OF_IMAGE and _names_chest_alone(head):
+        is_short = not (head.isupper() and VIEW.search(plain)) and len(head.split()) < _MOST_WORDS
+        if _is_title(head) and (not previous.strip() and is_short if is_line else not name):
+            # "Critical Findings", alone behind a blank line, or "Referrer's Question - "
+            name = name or usual_name(head)
+            is_chest = {mark.region or mark.concept for mark in find_marks(head)} == {"chest"}
+            if not name and current and current not in _OF_IMAGE and is_chest:
                 name = "findings"  # "Chest Radiograph", behind the history
-        elif not is_line and not name and _is_title(head):
-            name = usual_name(head)  # "Referrer's Question - "
-            if not name and current and current not in _OF_IMAGE and _names_chest_alone(head):
-                name = "findings"
         is_own = plain not in _WEAK if not is_line else not (follows_text and head.islower())
         if name and is_own:
             yield start, end, name
@@ -228,10 +221,6 @@ def _line_heading(line: str, previous: str, current: str) -> Iterator[tuple[int,
 
 def _is_title(head: str) -> bool:
     return all(word[0].isupper() or len(word) < 4 for word in head.split())
-
-
-def _names_chest_alone(head: str) -> bool:
-    return {mark.region or mark.concept for mark in find_marks(head)} == {"chest"}
 
 
 def _inner_headings(line: str, begin: int) -> Iterator[tuple[int, int, str]]:

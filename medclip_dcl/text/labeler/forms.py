@@ -22,6 +22,7 @@ def write_out(sentence: str) -> str:
     text = _PROSE.rewrite(_RE.ratio.sub(_heart_size, fold_unicode(sentence)))
     if not _RE.holds_mark.search(text):
         return text
+    text = _RE.denied_list.sub(lambda match: match.group().replace(";", ","), text)
     label, mark, answer = text.partition("?")
     if mark and label.strip() and is_size(answer):
         text = f"{label}: {answer}"  # "Effusion? small"

@@ -37,6 +37,7 @@ _LOOKING_BACK = {  # what stands before is, and what it is where a "not" stands 
 }
 _NEGATIONS = {Cue.DENY, Cue.NOT, Cue.GONE}
 _LISTS = {Cue.AND, Cue.COMMA}
+_ITEM_ENDS = [[Cue.DEGREE], [Cue.DEGREE, Cue.COMMA], [Cue.DEGREE, Cue.AND]]
 _HEDGES = {Cue.HEDGE, Cue.HEDGE_BOTH}
 _BEGINS_STATEMENT = {Cue.DEGREE, Cue.HEDGE, Cue.LEFT, Cue.RIGHT, Cue.BOTH}
 _OPEN = {Polarity.UNCERTAIN, Polarity.ASKED}
@@ -125,6 +126,9 @@ def _begins_statement(clause: Sequence[Mark], index: int) -> bool:
     if not rest or any(mark.cue is Cue.OR for mark in rest):
         return False
     if rest[0].cue in _BEGINS_STATEMENT or rest[0].region:
+        return True
+    item = clause[index + 1 : index + 4]  # "no effusion, cardiomegaly unchanged"
+    if item[0].concept and [mark.cue for mark in item[1:]] in _ITEM_ENDS:
         return True
     for mark in reversed(clause[:index]):
         if mark.concept and mark.concept != "Device" == rest[0].concept:
