@@ -133,15 +133,8 @@ def silence_labels(marks: Sequence[Mark]) -> list[Mark]:
 
 
 _DECIDED = {
-    Cue.DENY,
-    Cue.GONE,
-    Cue.NOT,
-    Cue.DENY_BEFORE,
-    Cue.HEDGE,
-    Cue.EXCLUDED,
-    Cue.EXCLUDE,
-    Cue.NORMAL,
-    Cue.VERB,
+    *(Cue.DENY, Cue.GONE, Cue.NOT, Cue.DENY_BEFORE, Cue.HEDGE, Cue.EXCLUDED, Cue.EXCLUDE),
+    *(Cue.NORMAL, Cue.VERB),
 }
 _QUALITIES = {
     *(Cue.NORMAL, Cue.LARGE, Cue.NEAR_NORMAL, Cue.DEGREE, Cue.LEFT, Cue.RIGHT, Cue.BOTH),

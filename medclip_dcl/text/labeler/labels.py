@@ -30,21 +30,10 @@ from medclip_dcl.text.cleaning import Patterns
 from medclip_dcl.text.labeler import lexicon
 from medclip_dcl.text.labeler.forms import silence_labels, write_out
 from medclip_dcl.text.labeler.laterality import read_laterality
-from medclip_dcl.text.labeler.lexicon import (
-    FINDINGS_OF,
-    LABELS,
-    LEFT_OPEN_BY,
-    MIDLINE,
-    Cue,
-)
+from medclip_dcl.text.labeler.lexicon import FINDINGS_OF, LABELS, LEFT_OPEN_BY, MIDLINE, Cue
 from medclip_dcl.text.labeler.negation import read_negation
 from medclip_dcl.text.labeler.normality import QUALITIES, read_regions
-from medclip_dcl.text.labeler.phrases import (
-    Mention,
-    Polarity,
-    cut_clauses,
-    find_marks,
-)
+from medclip_dcl.text.labeler.phrases import Mention, Polarity, cut_clauses, find_marks
 from medclip_dcl.text.language import ENGLISH, WORDS_OF, language_of, prevailing
 
 ARTIFACT = ArtifactType("claims", 5, "read_claims")
