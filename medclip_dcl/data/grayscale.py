@@ -136,6 +136,8 @@ def _is_monotonic(intensity: npt.NDArray[np.float64], valid: npt.NDArray[np.bool
 def _as_stored(value: int, layout: Layout) -> int:
     span = 1 << layout.bits_allocated
     value %= span  # writers mix up US and SS: the sign is the layout's own
+    stored = 1 << layout.bits_stored
+    span = stored if value < stored else span  # nor are its bits always those of the word
     return value - span if layout.signed and value >= span // 2 else value
 
 

@@ -429,6 +429,8 @@ def images_of(given: Any) -> tuple[list[Any], bool]:
         QueryError: there is none.
     """
     is_array = _is_of("numpy", "ndarray", given) or _is_of("torch", "Tensor", given)
+    if isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype.kind in "OU":
+        given, is_array = given.tolist(), False  # such as the paths of a column
     if is_array and given.ndim != 4:
         return [given], True
     alone = (str, os.PathLike, bytes, bytearray, memoryview, GreyImage, SquareImage)
@@ -465,7 +467,8 @@ def open_any(
     if isinstance(image, SquareImage):
         return image
     is_pixels = hasattr(image, "__array_interface__") or hasattr(image, "__array__")
-    if is_pixels and not _is_data_set(image):  # which answers to any name
+    # A data set answers to any name, and numpy's texts are its scalars.
+    if is_pixels and not isinstance(image, str) and not _is_data_set(image):
         image = _from_pixels(image, settings)
     if isinstance(image, GreyImage):
         pixels = square(image, settings.size_px, settings.equalize, settings.fit)
@@ -479,7 +482,11 @@ def open_any(
 def _from_pixels(image: Any, settings: ImagesConfig) -> "bytes | GreyImage":
     if _is_of("PIL.Image", "Image", image) and image.mode not in {"F", "I"}:
         stream = io.BytesIO()  # as a file: palettes, transparency and orientation have their gate
-        plain = image if image.mode in _PNG_MODES else image.convert("RGB")
+        # Pillow cuts grey of 16 bits at 255 where it makes colours of it: of a TIFF, `I;16B`.
+        through = ("I", "I;16") if "16" in image.mode else (_OTHERS.get(image.mode, "RGB"),)
+        plain = image
+        for mode in () if image.mode in _PNG_MODES else through:
+            plain = plain.convert(mode)
         plain.save(stream, "PNG", compress_level=1, exif=image.getexif())
         return stream.getvalue()
     if _is_of("torch", "Tensor", image):
@@ -492,6 +499,7 @@ def _from_pixels(image: Any, settings: ImagesConfig) -> "bytes | GreyImage":
 
 
 _PNG_MODES = {"1", "L", "LA", "I;16", "P", "RGB", "RGBA"}
+_OTHERS = {"La": "LA", "RGBa": "RGBA"}
 
 
 def is_image(given: Any) -> bool:

@@ -21,7 +21,6 @@ import pydicom.config
 from pydicom.datadict import dictionary_VR
 from pydicom.dataset import Dataset
 from pydicom.filereader import read_dataset
-from pydicom.pixels.processing import apply_modality_lut, apply_voi
 from pydicom.tag import BaseTag, Tag
 
 from medclip_dcl.core.errors import ImageError
@@ -98,6 +97,9 @@ def read_dicom(data: bytes, settings: ImagesConfig) -> DecodedImage:
     words, layout, end = decode_pixels(body, at, SYNTAXES[syntax], size, layout)
     require_no_text(annotation_behind(body, end, syntax), settings)
     picture = shade(words, _meaning(tags, layout, voi=settings.voi == "dicom"), inverted=inverted)
+    if picture.constant and settings.voi == "dicom":  # perhaps by a window beside the pixels
+        picture = shade(words, _meaning(tags, layout, voi=False), inverted=inverted)
+        ignored += () if picture.constant else _WINDOW
     facts = {
         "bits_stored": layout.bits_stored,
         "source": "dicom",
@@ -257,7 +259,7 @@ def drop_unusable(tags: Dataset) -> tuple[str, ...]:
         ) from error
     try:
         if tags.get("VOILUTSequence"):
-            apply_voi(values, tags)
+            _looked_up(values, tags, "VOILUTSequence")
     except Exception:  # noqa: BLE001 (pydicom raises anything on a malformed table)
         bad += ["VOILUTSequence"]
     if code_string(tags, "VOILUTFunction") not in _VOI_FUNCTIONS:
@@ -298,9 +300,27 @@ def _file_window(tags: Dataset) -> tuple[float, float] | None:
     return None
 
 
+# Not by pydicom, which refuses entries of 12 bits, and of 8 bits that are packed; where entries
+# have 8 bits it finds them by 8 bits alone.
+def _looked_up(values: npt.NDArray[Any], tags: Dataset, name: str) -> npt.NDArray[Any]:
+    item = tags[name].value[0]
+    entries, first, bits = item.LUTDescriptor
+    table, entries = item.LUTData, entries or 1 << 16
+    if isinstance(table, bytes):
+        words = np.frombuffer(table, "<u2" if tags.original_encoding[1] else ">u2").astype("<u2")
+        is_packed = bits <= 8 and len(words) < entries  # PS3.3, C.11.1.1.1: others pad each entry
+        table = words.view(np.uint8) if is_packed else words
+    if len(table) < entries:
+        raise ValueError("the table is shorter than it says")
+    # Entries are unsigned, whatever the element's kind.
+    whole: npt.NDArray[np.int64] = np.asarray(table, np.int64) % (1 << 16)
+    places: npt.NDArray[np.int64] = np.clip(values - first, 0, entries - 1).astype(np.int64)
+    return np.take(whole, places)
+
+
 def _rescaled(values: Values, tags: Dataset) -> npt.NDArray[Any]:
     if tags.get("ModalityLUTSequence"):
-        return apply_modality_lut(values, tags)
+        return _looked_up(values, tags, "ModalityLUTSequence")
     rescale = [number for name in _RESCALE for number in _numbers(tags, name)]
     return values.astype(np.float64) * rescale[0] + rescale[1] if rescale else values
 
@@ -329,7 +349,7 @@ def _meaning(tags: Dataset, layout: Layout, *, voi: bool) -> Meaning:
         values = stored_values(words, layout)
         table = _rescaled(values, tags)
         if voi and tags.get("VOILUTSequence"):
-            table = apply_voi(table, tags)
+            table = _looked_up(table, tags, "VOILUTSequence")
         elif voi and window:
             table = _windowed(table, window, function)
         valid = padding_mask(values, layout, padding, limit)
@@ -393,8 +413,8 @@ def _numbers(tags: Dataset, keyword: str) -> list[float]:
 
 
 def _number(item: Any) -> float:
-    try:
-        return float(item)
+    try:  # some write a decimal comma
+        return float(item.replace(b",", b".") if isinstance(item, bytes) else item)
     except (TypeError, ValueError, OverflowError):
         return math.nan
 

@@ -51,7 +51,7 @@ def test_any_form_of_an_image_is_the_same_image(form, tmp_path):
     (tmp_path / "image.png").write_bytes(data)
     given = {
         "path": tmp_path / "image.png",
-        "text": str(tmp_path / "image.png"),
+        "text": np.str_(tmp_path / "image.png"),
         "bytes": data,
         "bytearray": bytearray(data),
         "stream": io.BytesIO(data),
@@ -80,11 +80,18 @@ def test_colours_are_those_of_a_file(tmp_path):
     assert (opened.height_px, opened.width_px) == (48, 72)
 
 
-@pytest.mark.parametrize("mode", ["1", "LA", "RGBA", "P", "CMYK", "YCbCr", "I;16", "I", "F"])
+@pytest.mark.parametrize(
+    "mode", ["1", "LA", "La", "RGBA", "RGBa", "P", "CMYK", "YCbCr", "I;16", "I;16B", "I", "F"]
+)
 def test_every_mode_of_a_pillow_image_is_read(mode):
-    image = Image.fromarray(GREY)
-    image = image.convert("I").convert(mode) if mode == "I;16" else image.convert(mode)
-    assert open_any(image, SETTINGS).pixels.std() > 10
+    wide = {"I;16": "<u2", "I;16B": ">u2"}.get(mode)
+    image = Image.fromarray(GREY if wide is None else (GREY * np.uint16(257)).astype(wide))
+    for step in {"La": ("LA", mode), "RGBa": ("RGBA", mode)}.get(mode, () if wide else (mode,)):
+        image = image.convert(step)
+    assert image.mode == mode
+    pixels, expected = (open_any(item, SETTINGS).pixels for item in (image, GREY))
+    assert pixels.std() > 10
+    assert mode == "1" or abs(pixels.mean() - expected.mean()) < 3
 
 
 def test_a_data_set_is_read_as_its_file_and_stays_as_it_was():
@@ -151,6 +158,8 @@ def test_vectors_have_unit_length_and_the_shape_of_the_question(model, caplog):
     assert "1 of 1 images: the image is unlike those" in caplog.text
     with pytest.raises(ImageError, match="unknown_format: image 1, counted from 0"):
         model.encode([GREY, b"GIF89a"])
+    with pytest.raises(ImageError, match="missing: image 0, counted"):  # paths, as of a column
+        model.encode(np.array(["a.png", "b.png"]))
     images = random_images(3, 64)
     for axis in (1, 3):
         vectors = model.encode(np.expand_dims(images, axis))

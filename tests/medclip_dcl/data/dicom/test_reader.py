@@ -56,6 +56,9 @@ def test_monochrome1_shows_the_same_picture_and_padding_is_black():
         image = open_image(dicom_bytes(words, bits_stored=16, PixelPaddingValue=tag))
         assert not image.pixels[:5].any()
         assert np.array_equal(image.pixels[5:], scaled(stored[5:]))
+    padded = np.where(padded < 0, -2048, stored // 2).astype(np.int16)
+    image = open_image(dicom_bytes(padded, PixelPaddingValue=("US", 2048)))  # in 12 bits
+    assert np.array_equal(image.pixels[5:], scaled(stored[5:] // 2))
 
 
 @pytest.mark.parametrize(
@@ -126,11 +129,11 @@ BROKEN_TABLE.add_new("LUTData", "OW", bytes(8))
     ("tags", "ignored"),
     [
         ({"WindowCenter": "2048", "WindowWidth": width}, "WindowCenter WindowWidth")
-        for width in ("0", "-100", ".5", "nan", "inf", "n/a", "0\\-1", "1,5")
+        for width in ("0", "-100", ".5", "nan", "inf", "n/a", "0\\-1")
     ]
     + [
         ({"WindowCenter": centre, "WindowWidth": "100"}, "WindowCenter WindowWidth")
-        for centre in ("nan", "n/a")
+        for centre in ("nan", "n/a", "99999")  # the last beside all pixels
     ]
     + [
         ({"WindowWidth": "", "WindowCenter": "40"}, "WindowCenter"),
@@ -141,6 +144,7 @@ BROKEN_TABLE.add_new("LUTData", "OW", bytes(8))
         ({"VOILUTSequence": [BROKEN_TABLE]}, "VOILUTSequence"),
         ({"RescaleSlope": "", "RescaleIntercept": ""}, ""),
         ({"RescaleSlope": "1"}, ""),
+        ({**RESCALE, "RescaleSlope": "2,5"}, ""),
         (
             {**WINDOW, **RESCALE, "RescaleSlope": "0"},
             "RescaleSlope RescaleIntercept WindowCenter WindowWidth",
@@ -161,6 +165,18 @@ def test_an_optional_attribute_that_cannot_be_used_is_left_aside_and_named(tags,
     read = read_dicom(as_written(**tags), ImagesConfig(voi="dicom"))
     assert np.array_equal(read.shades.pixels, scaled(ramp()))
     assert read.facts["ignored"] == tuple(ignored.split())
+
+
+@pytest.mark.parametrize("bits", [8, 10, 12, 16])
+@pytest.mark.parametrize("name", ["ModalityLUTSequence", "VOILUTSequence"])
+def test_entries_of_a_table_have_any_bits_and_those_of_8_may_be_packed(name, bits):
+    table, words = Dataset(), (np.arange(4096)[::-1] >> max(0, 12 - bits)).astype("<u2")
+    table.LUTDescriptor, table.ModalityLUTType = [4096, 0, bits], "US"
+    for entries in (words, words.astype(np.uint8)) if bits == 8 else (words,):
+        table.add_new("LUTData", "OW", entries.tobytes())
+        file = dicom_bytes(ramp(), **{name: [table]})
+        pixels = read_dicom(file, ImagesConfig(voi="dicom")).shades.pixels
+        assert np.array_equal(pixels, scaled(words[ramp()]))
 
 
 @pytest.mark.parametrize("function", ["LINEAR", "LINEAR_EXACT", "SIGMOID", "", None])
