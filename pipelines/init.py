@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import typer
 import yaml
 
@@ -125,6 +126,8 @@ def guess_table(
     table, encoding = _read(path)
     if twice := {name for name in table.column_names if table.column_names.count(name) > 1}:
         raise StudyError(f"{path.name} has two columns of the name {min(twice)!r}; rename one")
+    while any(map(pa.types.is_struct, table.schema.types)):
+        table = table.flatten()  # the fields of objects, by dotted name
     values = {
         item.name: strings(table.column(item.name), path.name, item.name)
         for item in table.schema
@@ -134,15 +137,23 @@ def guess_table(
         raise StudyError(f"table {path} has a header and no row; export its rows as well")
     _check_given(named, values)
     samples = {name: _sample(column) for name, column in values.items()}
-    named_images = _find_images(path, samples, images, named.get("path", ""))
+    lists = {
+        item.name: _sample(pc.list_flatten(table.column(item.name)).to_pylist())
+        for item in table.schema
+        if is_list(item.type) and pa.types.is_string(item.type.value_type)
+    }
+    named_images = _find_images(path, samples | lists, images, named.get("path", ""))
     if named_images.column.lower().endswith(_SUFFIXES) or _words(list(samples)) >= _LEAST_WORDS:
         raise StudyError(
             f"the first row of table {path} seems to be data; write the names of its columns above"
         )
-    columns = {"path": named_images.pattern}
+    columns = {"image" if named_images.column in lists else "path": named_images.pattern}
     for role, is_such in _CONTENTS.items():
         chosen = named.get(role) or _named(role, samples, is_such, {named_images.column})
         columns |= {role: chosen} if chosen else {}
+    if "image" in columns and "study_id" not in columns:  # a row is a study
+        ids = [name for name, column in values.items() if len({*column} - {""}) == len(column)]
+        columns |= {"study_id": ids[0]} if ids else {}
     if "view" not in columns and (view := _view_column(values, set(columns.values()))):
         columns["view"] = view
     texts = _texts(values, samples, named, {named_images.column, *columns.values()})
@@ -166,7 +177,7 @@ def guess_table(
         root=named_images.root,
         encoding=encoding,
         rows=table.num_rows,
-        columns={role: columns[role] for role in ROLES if role in columns},
+        columns={role: columns[role] for role in (*ROLES, "image") if role in columns},
         labels=labels,
         prefix_strip=named_images.strip,
         template=TEMPLATE if needs_text and not texts else "",
@@ -227,8 +238,8 @@ def _check_given(given: Mapping[str, str], columns: Mapping[str, Any]) -> None:
         raise ConfigError(f"the table has no column {absent}; it has {list(columns)}")
 
 
-def _sample(column: Sequence[str]) -> list[str]:
-    filled = [value.strip() for value in column if value.strip()]
+def _sample(column: Sequence[str | None]) -> list[str]:
+    filled = [value.strip() for value in column if value and value.strip()]
     return filled[:: max(1, len(filled) // _SAMPLE)][:_SAMPLE]
 
 
@@ -284,7 +295,11 @@ def _named(
     fitting = (
         name
         for name, values in samples.items()
-        if name not in taken and values and rule.fullmatch(_plain(name)) and is_such(values)
+        if name not in taken
+        and values
+        and is_such(values)
+        # Of a field of an object its own name may tell, as in `report.findings`.
+        and any(rule.fullmatch(_plain(part)) for part in (name, name.rpartition(".")[2]))
     )
     return next(fitting, "")
 
@@ -525,7 +540,7 @@ def config_of_table(
     if "subject_id" not in guess.columns:
         print("no column names patients: each study counts as one, and the same patient may be in "
               "training and in test; name it with --column subject_id=NAME")  # fmt: skip
-        own = guess.columns.get("study_id", guess.columns["path"])
+        own = guess.columns.get("study_id") or guess.columns["path"]
         guess.columns = {"subject_id": own, **guess.columns}
     trial = _try(guess, out)
     print("tried on the table:", *trial.lines, sep="\n  ")
@@ -543,9 +558,8 @@ def _role_and_name(text: str) -> tuple[str, str]:
 
 def _shown(guess: TableGuess) -> Iterator[str]:
     yield f"{guess.table}: {guess.rows} rows, {guess.encoding or 'UTF-8'}"
-    for role in ROLES:
-        if role in guess.columns:
-            yield f"  {role:12}{guess.columns[role]}"
+    for role, name in guess.columns.items():
+        yield f"  {role:12}{name}"
     if guess.views:
         kinds = {"frontal": "frontal", "lateral": "not frontal", "": "not known, so not frontal"}
         for kind, words in kinds.items():

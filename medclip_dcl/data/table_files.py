@@ -77,7 +77,7 @@ def _read_parts(path: Path, fallback: str = "") -> Iterator[pa.Table]:
         head = _refuse_other_forms(path, kind.lower())
         if kind.lower() == ".parquet":
             yield pq.read_table(path)
-        elif kind.lower() in {".jsonl", ".json"}:
+        elif kind.lower() in {".jsonl", ".ndjson", ".json"}:
             yield _read_json(path, "utf-16" if head.startswith(_UTF16) else "utf-8-sig")
         elif head.startswith(_UTF16):
             yield from _read_csv(path, "utf-16")
@@ -137,7 +137,8 @@ _SAMPLE_LETTERS = 1 << 18
 _MOST_LETTERS = 32 << 20  # of a field
 _PART_ROWS = 10_000
 _LIKE_ROWS = 3  # lines within a text from which it is taken for rows
-_NO_VALUES = frozenset(arrow_csv.ConvertOptions().null_values)  # NaN, NULL, N/A and the like
+# NaN, NULL, N/A and the like; and what pandas makes of missing ids as texts.
+_NO_VALUES = {*arrow_csv.ConvertOptions().null_values, "None", "<NA>"}
 
 _Row = tuple[int, list[str]]  # number of its first line, from 1, and its fields
 
@@ -322,9 +323,8 @@ def _read_json(path: Path, encoding: str) -> pa.Table:
         tree: Any = [_parsed(line, number, path) for number, line in lines]
     else:
         tree = _parsed(text, 1, path)
-    if isinstance(tree, dict):  # an object of objects; or the only line
-        is_outer = all(isinstance(value, dict) for value in tree.values())
-        tree = list(tree.values()) if is_outer else [tree]
+    if isinstance(tree, dict):
+        tree = _rows_within(tree)
     if not isinstance(tree, list) or not tree or not all(isinstance(row, dict) for row in tree):
         raise StudyError(
             f"table {path} lists no objects; give one object a line, a list of objects, or an "
@@ -333,6 +333,26 @@ def _read_json(path: Path, encoding: str) -> pa.Table:
     # In order of first use; objects may lack some.
     names = dict.fromkeys(name for row in tree for name in row)
     return pa.table({name: _json_column([row.get(name) for row in tree], path) for name in names})
+
+
+_SPLITS = re.compile(r"train(ing)?|val(id|idation|idate)?|dev|test", re.IGNORECASE)
+
+
+def _rows_within(tree: dict[str, Any]) -> list[Any]:
+    # An object of rows; of columns, as pandas writes; of lists of rows; or the only row.
+    held = list(tree.values())
+    if all(isinstance(value, dict) for value in held):
+        if held and all([*value] == [str(n) for n in range(len(held[0]))] for value in held):
+            cells = zip(*(value.values() for value in held), strict=True)
+            return [dict(zip(tree, row, strict=True)) for row in cells]
+        return held
+    are_lists = all(
+        isinstance(value, list) and value and all(isinstance(row, dict) for row in value)
+        for value in held
+    )
+    if are_lists and all(map(_SPLITS.fullmatch, tree)):
+        return [{"split": name, **row} for name, rows in tree.items() for row in rows]
+    return held[0] if are_lists and len(held) == 1 else [tree]
 
 
 def _parsed(text: str, line: int, path: Path) -> Any:

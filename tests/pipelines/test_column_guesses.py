@@ -1,5 +1,6 @@
 """Columns of a table that nobody has mapped: found by names and contents, or refused in words."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,19 @@ def test_a_path_is_there_as_the_run_reads_it(tmp_path: Path, written: str) -> No
     for number in range(8):
         file = path_under(found.root, relative(written.replace("#", str(number))))
         assert file == tmp_path / f"scans/{number}.png"
+
+
+def test_paths_in_lists_and_fields_of_objects_are_found(tmp_path: Path) -> None:
+    table(tmp_path, "", "", files="scans/#.png")
+    rows = [
+        {"id": f"s{number}", "images": [f"scans/{number}.png"], "report": {"findings": REPORT}}
+        for number in range(8)
+    ]
+    path = tmp_path / "annotation.json"
+    path.write_text(json.dumps({"train": rows[:4], "val": rows[4:]}))
+    assert guess(path).columns == {
+        "study_id": "id", "split": "split", "findings": "report.findings", "image": "images"
+    }  # fmt: skip
 
 
 def test_what_is_given_is_taken(tmp_path: Path) -> None:

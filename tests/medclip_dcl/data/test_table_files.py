@@ -166,6 +166,9 @@ def test_every_usual_spelling_of_csv_is_read(tmp_path: Path, data: bytes) -> Non
         '{"id": "007", "n": 1}\r\n{"id": 8, "n": NaN}\r\n',
         '[{"id": "007", "n": 1},\n{"id": 8}]',
         '{"a": {"id": "007", "n": 1}, "b": {"id": 8, "n": null}}',
+        '{"id": {"0": "007", "1": 8}, "n": {"0": 1, "1": null}}',  # as pandas writes a table
+        '{"train": [{"id": "007", "n": 1}],\n"val": [{"id": 8}]}',
+        '{"data": [{"id": "007", "n": 1}, {"id": 8}]}',
     ],
 )
 def test_json_is_read_as_other_programs_write_it(tmp_path: Path, text: str, encoding: str) -> None:
@@ -173,7 +176,7 @@ def test_json_is_read_as_other_programs_write_it(tmp_path: Path, text: str, enco
 
     Source: https://github.com/huggingface/datasets/issues/8241, of the marks.
     """
-    for name in ("t.json", "t.jsonl"):
+    for name in ("t.json", "t.jsonl", "t.ndjson"):
         (tmp_path / name).write_bytes(text.encode(encoding))
         assert read_rows(tmp_path / name, ["id", "n"]) == {"id": ["007", "8"], "n": ["1", ""]}
 
