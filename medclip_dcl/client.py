@@ -36,7 +36,6 @@ from .schemas import (
     ClassifyAnswers,
     EmbedAnswer,
     GroundAnswer,
-    GroundAnswers,
     ImageFacts,
     ModelAnswer,
     RefusedImage,
@@ -64,7 +63,6 @@ _OF_QUESTIONS = {"body_too_large", "content_encoding", "invalid_request", "inval
 """What has a status of a refused image, and is about the question."""
 
 _Answer = TypeVar("_Answer", bound=Schema)
-_Several = TypeVar("_Several", ClassifyAnswers, GroundAnswers)
 
 Image = Path | str | bytes  # path of a DICOM, PNG or JPEG file, or the whole file
 _ONE_IMAGE = (Path, str, bytes)
@@ -80,8 +78,11 @@ class Reply(NamedTuple):
     body: bytes
 
 
-class UnboundedReply(Exception):
-    """The answer is larger than allowed, or compressed; the message says which."""
+class UnboundedReply(ServiceError):
+    """The answer is larger than allowed, or compressed: `no_answer`; the message says which."""
+
+    def __init__(self, whom: str, why: str) -> None:
+        super().__init__("no_answer", f"the answer of {whom} {why}; is the url right?")
 
 
 class Exchange:
@@ -151,14 +152,13 @@ class Exchange:
         try:
             with self._http.stream(method, path, **request) as reply:
                 if reply.headers.get("Content-Encoding", "identity").lower() != "identity":
-                    raise UnboundedReply(
-                        "the answer is compressed, unasked; let the server not do it"
-                    )
+                    why = "is compressed, unasked: let the server not do it"
+                    raise UnboundedReply(self._name, why)
                 body = bytearray()
                 for part in reply.iter_bytes():
                     body += part
                     if len(body) > most_bytes:
-                        raise UnboundedReply(f"the answer exceeds {most_bytes} bytes")
+                        raise UnboundedReply(self._name, f"exceeds {most_bytes} bytes")
                 return Reply(reply.status_code, reply.headers, bytes(body))
         except httpx.HTTPError as error:
             raise unreachable(error, self._name) from error
@@ -291,8 +291,16 @@ class Client:
         The answers are in their order; an image that the service cannot read is refused in its
         place.
         """
-        fields = _classify_fields(findings, explain=explain)
-        return self._ask_all("/v1/classify", ClassifyAnswer, ClassifyAnswers, fields, images)
+        images = _listed(images, _ONE_IMAGE)
+        if len(images) != 1:
+            fields = _classify_fields(findings, explain=explain)
+            return self._ask("/v1/classify", ClassifyAnswers, fields, *images).answers
+        try:  # the service answers a single image as such
+            return [self.classify(images[0], findings, explain=explain)]
+        except ServiceError as error:
+            if error.status not in _OF_IMAGES or error.code in _OF_QUESTIONS:
+                raise
+            return [RefusedImage(code=error.code, message=str(error))]
 
     def ground(
         self, image: Image, phrases: Sequence[str], threshold: float | None = None
@@ -301,15 +309,10 @@ class Client:
 
         `threshold` is the score from which boxes are traced; None: the service's rule.
         """
-        fields = _ground_fields(phrases, threshold)
+        fields: dict[str, Any] = {"phrase": _listed(phrases, str)}
+        if threshold is not None:
+            fields["threshold"] = str(threshold)
         return self._ask("/v1/ground", GroundAnswer, fields, image).about(fields["phrase"])
-
-    def ground_all(
-        self, images: Sequence[Image], phrases: Sequence[str], threshold: float | None = None
-    ) -> list[GroundAnswer | RefusedImage]:
-        """Ask `ground` about several images at once, as `classify_all` does."""
-        fields = _ground_fields(phrases, threshold)
-        return self._ask_all("/v1/ground", GroundAnswer, GroundAnswers, fields, images)
 
     def embed(
         self,
@@ -374,35 +377,10 @@ class Client:
         parts = parts or [("", (None, b""))]
         return self._send("POST", route, kind, data=fields, files=parts)
 
-    def _ask_all(
-        self,
-        route: str,
-        kind: type[_Answer],
-        several: type[_Several],
-        fields: Mapping[str, Any],
-        images: Sequence[Image],
-    ) -> list[_Answer | RefusedImage]:
-        images = _listed(images, _ONE_IMAGE)
-        if len(images) != 1:
-            several_answers: Any = self._ask(route, several, fields, *images)
-            answers: list[_Answer | RefusedImage] = several_answers.answers
-            return answers
-        try:  # the service answers a single image as such
-            return [self._ask(route, kind, fields, images[0])]
-        except ServiceError as error:
-            if error.status not in _OF_IMAGES or error.code in _OF_QUESTIONS:
-                raise
-            return [RefusedImage(code=error.code, message=str(error))]
-
     def _send(self, method: str, route: str, kind: type[_Answer], **body: Any) -> _Answer:
         end = time.monotonic() + self._patience_s
         while True:
-            try:
-                reply = self._http.ask(method, route, self._most_bytes, **body)
-            except UnboundedReply as error:
-                raise ServiceError(
-                    "no_answer", f"{error}; is the url that of medclip-dcl?"
-                ) from error
+            reply = self._http.ask(method, route, self._most_bytes, **body)
             wait = _wait_s(reply)
             if wait is None or time.monotonic() + wait > end:
                 return _read(reply, kind)
@@ -421,13 +399,6 @@ def _classify_fields(findings: Findings | None, *, explain: bool) -> dict[str, A
         fields["findings"] = json.dumps(
             [dict(item) if isinstance(item, Mapping) else item for item in listed]
         )
-    return fields
-
-
-def _ground_fields(phrases: Sequence[str], threshold: float | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {"phrase": _listed(phrases, str)}
-    if threshold is not None:
-        fields["threshold"] = str(threshold)
     return fields
 
 

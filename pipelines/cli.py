@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # half a second that `--help` does not wait for
 
 _FILE = "A YAML file; `configs/...` that is not here comes with the package."
 ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help=_FILE)]
-ConfigFileIfAny = Annotated[Path | None, typer.Option("--config", metavar="FILE", help=_FILE)]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; may be repeated."),

@@ -157,7 +157,7 @@ class DicomWeb:
         try:
             reply = self._get(path, _MOST_BYTES, headers={"Accept": accept})
         except UnboundedReply as error:
-            raise ImageError("too_many_bytes", f"of an image, {error}") from error
+            raise ImageError("too_many_bytes", error.message) from error
         if reply.status in {404, 410}:
             raise ImageError("missing", "the archive has the image no longer")
         _require_success(reply.status)
@@ -181,12 +181,9 @@ class DicomWeb:
         kind = f'multipart/related; type="application/dicom"; boundary={boundary}'
         headers = {"Content-Type": kind, **_JSON}
         body += f"--{boundary}--\r\n".encode()
-        try:
-            reply = self._http.ask(
-                "POST", "/studies", _MOST_ANSWER_BYTES, content=body, headers=headers
-            )
-        except UnboundedReply as error:
-            raise ServiceError("no_answer", f"of the archive, {error}") from error
+        reply = self._http.ask(
+            "POST", "/studies", _MOST_ANSWER_BYTES, content=body, headers=headers
+        )
         if reply.status != httpx.codes.CONFLICT:
             _require_success(reply.status)
         tree = _json(reply)
@@ -210,7 +207,8 @@ class DicomWeb:
         seen: set[tuple[str, ...]] = set()
         while True:
             paged = {**query, "limit": str(_PAGE), "offset": str(offset)}
-            reply = self._get_listing(path, params=paged, headers=_JSON)
+            reply = self._get(path, _MOST_ANSWER_BYTES, params=paged, headers=_JSON)
+            _require_success(reply.status)
             with self._parsing:  # one at a time: as objects a page takes many times its bytes
                 rows = [
                     tuple(_uid(row, tag) for tag in tags)
@@ -231,14 +229,6 @@ class DicomWeb:
             seen.update(rows)
             offset += len(rows)
             has_more = _announced(reply.headers, offset) > offset
-
-    def _get_listing(self, path: str, **question: Any) -> Reply:
-        try:
-            reply = self._get(path, _MOST_ANSWER_BYTES, **question)
-        except UnboundedReply as error:
-            raise ServiceError("no_answer", f"of the archive, {error}") from error
-        _require_success(reply.status)
-        return reply
 
     def _get(self, path: str, most_bytes: int, **question: Any) -> Reply:
         """Ask, and again after each waiting time where no answer came, or that it comes later."""

@@ -8,7 +8,6 @@ Source: tests compare vectors and scores with transformers' and open_clip's clas
     layout written out, within 1e-5.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,21 +16,20 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import AutoConfig, BertConfig
+from transformers import AutoConfig
 
 from medclip_dcl.core.artifact import Artifact, make_fingerprint
 from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.core.errors import CheckpointError, ConfigError
-from medclip_dcl.core.files import find_config, sha256_file, write_text
+from medclip_dcl.core.files import find_config, sha256_file
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.inference.model_package import ARTIFACT, PackagedConfig, write_model_package
 from medclip_dcl.inference.prompts import read_prompts
 from medclip_dcl.models import settings
 from medclip_dcl.models.dual_encoder import build_dual_encoder
 from medclip_dcl.models.image_encoder import preprocessing_facts
-from medclip_dcl.models.public.encoders import Start, plain_tree, read_preprocessing, read_start
+from medclip_dcl.models.public.encoders import Start, read_preprocessing, read_start
 from medclip_dcl.models.public.weights import fetch_weights
-from medclip_dcl.models.text_encoder import BERT_FIELDS
 
 FETCHED = ("*.json", "*.txt", "*.md", "model.safetensors", "open_clip_*", "*.pt")
 """Files of a checkpoint on a hub."""
@@ -96,7 +94,7 @@ def adopt(model: Path | str, out: Path | str, prompts: Path | str = PROMPTS) -> 
     fingerprint = make_fingerprint(ARTIFACT, {"prompts": card["prompts"]}, files)
     with write_artifact(out, ARTIFACT, fingerprint) as writer:
         weights = encoder.state_dict()
-        write_model_package(writer.directory, weights, config, card, None, _write_text(start))
+        write_model_package(writer.directory, weights, config, card, None, start.write_text_files)
         return writer.commit({"family": pair.family})
 
 
@@ -123,23 +121,6 @@ def _read(folder: Path) -> tuple[Start, PackagedConfig]:
     model = start.settings.model_copy(update={"image": image})
     images = ImagesConfig(size_px=how.size_px, fit=how.fit)
     return start, PackagedConfig(seed=0, images=images, model=model)
-
-
-def _write_text(start: Start) -> Any:
-    def write(folder: Path) -> None:
-        tree = text_tree(start.text_config)
-        write_text(folder / "config.json", json.dumps(tree, indent=1, sort_keys=True) + "\n")
-        start.tokenizer.save_pretrained(str(folder))
-
-    return write
-
-
-def text_tree(config: Any) -> dict[str, Any]:
-    """Return the configuration of a text encoder as a package holds it."""
-    if not isinstance(config, BertConfig):
-        return plain_tree(config)
-    fields = {name: getattr(config, name) for name in BERT_FIELDS}
-    return {"architectures": ["BertModel"], "model_type": "bert", **fields}
 
 
 def _licence(folder: Path) -> Mapping[str, Any]:

@@ -145,8 +145,10 @@ def _build_map_backbone(tree: Mapping[str, Any]) -> nn.Module:
     return backbone
 
 
-def _build_own_map(settings: ImageEncoderConfig) -> nn.Module:
-    # A network that gives one map, of a plugin or one of transformers' backbones.
+def _build(settings: ImageEncoderConfig) -> nn.Module:
+    # A vision transformer, or a network that gives one map: a plugin's, or one of transformers'.
+    if settings.kind == "vit":
+        return _build_vit(settings)
     if settings.kind == "backbone":
         return _build_map_backbone(settings.backbone)
     return IMAGE_ENCODERS[settings.kind](settings)
@@ -197,7 +199,7 @@ class ImageEncoder(nn.Module):
         self._settings, self.kind = settings, settings.kind
         self._gives_map = False
         if settings.kind == "vit":
-            self.backbone = _build_vit(settings)
+            self.backbone = _build(settings)
             config: Any = self.backbone.config
             self.width: int = config.hidden_size
             self.stride: int = settings.input_px if self.is_pooled else config.patch_size
@@ -205,7 +207,7 @@ class ImageEncoder(nn.Module):
             return
         self._gives_map = settings.kind == "backbone" or settings.kind in IMAGE_ENCODERS
         if self._gives_map:
-            self.backbone = _build_own_map(settings)
+            self.backbone = _build(settings)
             self.width, cells = _map_shape(self.backbone, settings.input_px)
             self.stride = math.ceil(settings.input_px / cells)
             return
@@ -250,8 +252,12 @@ class ImageEncoder(nn.Module):
 
         In memory it is channels-last where the weights are.
         """
-        features: Tensor = self._map(pixels)
-        return features
+        if self.kind == "vit":
+            return self._of_vit(pixels, is_pooled=self.is_pooled)
+        if self._gives_map:
+            return _last_map(self.backbone, pixels)
+        features = self._of_resnet(pixels)
+        return features.mean(dim=(2, 3), keepdim=True) if self.is_pooled else features
 
     def grid(self, input_px: int) -> int:
         """Count the map's cells along a side of the input; a ResNet's halvings round up."""
@@ -289,14 +295,6 @@ class ImageEncoder(nn.Module):
         grid: Tensor = cells.transpose(1, 2).reshape(cells.shape[0], self.width, side, side)
         return grid
 
-    def _map(self, pixels: Tensor) -> Tensor:
-        if self.kind == "vit":
-            return self._of_vit(pixels, is_pooled=self.is_pooled)
-        if self._gives_map:
-            return _last_map(self.backbone, pixels)
-        features = self._of_resnet(pixels)
-        return features.mean(dim=(2, 3), keepdim=True) if self.is_pooled else features
-
     def _of_resnet(self, pixels: Tensor) -> Tensor:
         if self._settings.normalisation:
             pixels = pixels * self._scale + self._shift
@@ -312,13 +310,9 @@ class ImageEncoder(nn.Module):
             Other backbones as transformers starts them.
         """
         if self._gives_map or self.kind == "vit":
-            settings = self._settings
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-                if self.kind == "vit":
-                    self.backbone = _build_vit(settings)
-                else:
-                    self.backbone = _build_own_map(settings)
+                self.backbone = _build(self._settings)
             return
         for module in self.modules():
             if isinstance(module, nn.Conv2d):

@@ -118,14 +118,6 @@ def _united(parts: Sequence[pa.Table]) -> pa.Table:
     return kept.rename_columns(["text_key", *(name for name, _ in sums)])
 
 
-def training_reports(artifact: Artifact) -> int:
-    """Count the reports of the training split that have a sentence."""
-    parts = read_in_parts(artifact.path, SENTENCES, ["study_id", "split"], whole="study_id")
-    return sum(
-        len(part.filter(pc.equal(part["split"], "train"))["study_id"].unique()) for part in parts
-    )
-
-
 RULES = ("punctuation", "enumerator", "masked", "short")
 """Names of the rules that drop a sentence, in the order in which they are tried."""
 

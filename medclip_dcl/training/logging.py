@@ -28,8 +28,6 @@ from medclip_dcl.training.settings import TrainConfig
 
 FILE = "metrics.jsonl"
 
-TIMINGS = ("images_per_s",)  # fields that differ from run to run
-
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Read a run's log, if any, from the folder of its checkpoints.

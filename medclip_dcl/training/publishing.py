@@ -1,7 +1,6 @@
 """A trained run -> a published model, with the card that says what it is."""
 
 import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -12,9 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float16, UInt8
 from torch import Tensor
-from transformers import BertConfig
 
-from medclip_dcl.core.files import write_text
 from medclip_dcl.core.settings import Section
 from medclip_dcl.core.tables import read_table, spread_rows
 from medclip_dcl.data.manifest import IMAGES
@@ -25,8 +22,6 @@ from medclip_dcl.inference.predictor import Predictor, build_predictor
 from medclip_dcl.inference.zero_shot import prompt_levels, prompt_texts
 from medclip_dcl.models.dual_encoder import merged
 from medclip_dcl.models.image_encoder import preprocessing_facts
-from medclip_dcl.models.public.encoders import plain_tree
-from medclip_dcl.models.text_encoder import BERT_FIELDS
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.corpus import Corpus
 from medclip_dcl.training.setup import TrainInputs, TrainSetup
@@ -52,17 +47,7 @@ def package_model(
     folder: Path, config: Section, inputs: TrainInputs, setup: TrainSetup, trained: TrainResult
 ) -> dict[str, Any]:
     """Write the published model into a draft's folder, and give figures that people look at."""
-    start, model, corpus = setup.start, setup.config.model, setup.data.corpus
-
-    def write_text_files(text: Path) -> None:
-        if isinstance(start.text_config, BertConfig):
-            fields = {name: getattr(start.text_config, name) for name in BERT_FIELDS}
-            tree = {"architectures": ["BertModel"], "model_type": "bert", **fields}
-        else:
-            tree = plain_tree(start.text_config)
-        write_text(text / "config.json", json.dumps(tree, indent=1, sort_keys=True) + "\n")
-        start.tokenizer.save_pretrained(str(text))
-
+    model, corpus = setup.config.model, setup.data.corpus
     # With the sizes and the pooling that the start had: the package is built without it.
     config = config.model_copy(update={"model": model})
     packaged = TrainingConfig.of(config)
@@ -71,7 +56,7 @@ def package_model(
     # Merged: who reads the package needs no peft.
     weights = merged(trained.weights) if model.lora else trained.weights
     model_package.write_model_package(
-        folder, weights, config, card, corpus.subject_ids, write_text_files
+        folder, weights, config, card, corpus.subject_ids, setup.start.write_text_files
     )
     if len(corpus.subject_ids) > 1:  # one patient's images say nothing of another's
         model_package.write_input_range(folder, _input_range(inputs, corpus))

@@ -11,7 +11,7 @@ from api.settings import MAX_IMAGES
 from medclip_dcl.client import Client
 from medclip_dcl.data.limits import REASONS
 from medclip_dcl.inference.predictor import load
-from medclip_dcl.schemas import ClassifyAnswer, GroundAnswer, ModelAnswer, RefusedImage
+from medclip_dcl.schemas import ClassifyAnswer, ModelAnswer, RefusedImage
 from tests.support.dicom import dicom_bytes, ramp
 from tests.support.heads import add_heads
 from tests.support.published import PROMPTS, publish, random_range, refuse
@@ -136,8 +136,6 @@ def test_the_client_asks_about_several_images(own: Service) -> None:
         (refused,) = client.classify_all([BAD])
         assert isinstance(refused, RefusedImage)
         assert refused.code == "unknown_format"
-        found = client.ground_all(IMAGES, ["heart"])
-        assert all(isinstance(item, GroundAnswer) for item in found)
 
 
 def test_metrics_count_images_and_scores_without_the_caller_s_words(http: httpx.Client) -> None:

@@ -21,7 +21,7 @@ from tensorboardX.proto.event_pb2 import Event
 from medclip_dcl import load
 from medclip_dcl.inference import model_package
 from medclip_dcl.inference.model_package import read_model_package, subject_hash
-from medclip_dcl.training.logging import TIMINGS, read_metrics
+from medclip_dcl.training.logging import read_metrics
 from medclip_dcl.training.setup import TrainInputs
 from pipelines.config import load_config
 from pipelines.job import Job
@@ -67,7 +67,7 @@ def train(work: Path, **sections: Mapping[str, Any]) -> int:
 def figures(work: Path) -> list[dict[str, Any]]:
     """The metrics log without what differs from run to run."""
     lines = read_metrics(work / "checkpoints")
-    return [{key: line[key] for key in line if key not in TIMINGS} for line in lines]
+    return [{key: line[key] for key in line if key != "images_per_s"} for line in lines]
 
 
 def digest(work: Path) -> str:

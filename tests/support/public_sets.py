@@ -2,14 +2,12 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from tests.support.dicom import dicom_bytes, ramp
 from tests.support.open_i import write_image
-
-Row = Mapping[str, Any]
 
 
 def write_csv(path: Path, header: str, rows: Iterable[Iterable[Any]]) -> None:

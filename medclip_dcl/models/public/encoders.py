@@ -10,6 +10,7 @@ open_clip      open_clip_config.json and its weights, as BiomedCLIP has them: ti
                BERT, and a map of each into the common space
 """
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from medclip_dcl.core.artifact import json_digest
 from medclip_dcl.core.errors import CheckpointError, ConfigError
-from medclip_dcl.core.files import sha256_file
+from medclip_dcl.core.files import sha256_file, write_text
 from medclip_dcl.core.settings import Section
 from medclip_dcl.models import architectures, text_encoder
 from medclip_dcl.models.dual_encoder import DualEncoder
@@ -274,6 +275,15 @@ class Start:
     image: Path | None
     text: Path
     pair: "Checkpoint | None"
+
+    def write_text_files(self, folder: Path) -> None:
+        """Write configuration and tokenizer of the text encoder as a model package has them."""
+        tree = plain_tree(self.text_config)
+        if isinstance(self.text_config, BertConfig):
+            fields = {name: getattr(self.text_config, name) for name in text_encoder.BERT_FIELDS}
+            tree = {"architectures": ["BertModel"], "model_type": "bert", **fields}
+        write_text(folder / CONFIG, json.dumps(tree, indent=1, sort_keys=True) + "\n")
+        self.tokenizer.save_pretrained(str(folder))
 
     def fill(self, encoder: DualEncoder) -> dict[str, LoadReport]:
         """Fill an encoder that was built from the settings; CheckpointError as `fill`."""
