@@ -13,6 +13,7 @@ from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.text import sentences
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
 from medclip_dcl.training.config import TrainingConfig
+from medclip_dcl.training.launch import start_accelerator
 from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.setup import TrainInputs, TrainSetup, set_up, slow_start
 from medclip_dcl.training.trainer import run
@@ -98,3 +99,12 @@ def test_a_random_image_encoder_at_a_low_rate_is_warned_of(train, is_warned):
     assert bool(slow_start(ModelConfig(), settings)) == is_warned
     pretrained = ModelConfig.model_validate({"image": {"pretrained": "resnet.safetensors"}})
     assert slow_start(pretrained, settings) == ""
+
+
+@pytest.mark.parametrize(("workers", "processes", "threads"), [(6, 1, 6), (6, 2, 3), (1, 4, 1)])
+def test_the_processes_of_a_machine_share_its_workers(monkeypatch, workers, processes, threads):
+    given: list[int] = []
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    monkeypatch.setattr("torch.set_num_threads", given.append)
+    start_accelerator(TrainConfig(), workers)
+    assert given == [threads]
