@@ -65,3 +65,8 @@ def test_the_content_tells_formats_apart_and_a_part_is_refused(tmp_path: Path) -
             (tmp_path / name).write_bytes(whole[:size])
             with pytest.raises(CheckpointError, match=rf"\({size} bytes\)"):
                 read_tensors(tmp_path / name)
+
+
+def test_layer_norms_of_the_first_bert_releases_have_their_later_names(tmp_path: Path) -> None:
+    save_file({f"a.LayerNorm.{name}": torch.ones(1) for name in ("gamma", "beta")}, tmp_path / "x")
+    assert read_tensors(tmp_path / "x").keys() == {"a.LayerNorm.weight", "a.LayerNorm.bias"}
