@@ -602,8 +602,16 @@ def load(
     published = model_package.read_model_package(published_folder(Path(path)))
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    inference = InferenceConfig(engine=engine, precision=precision)
-    return build_predictor(published, torch.device(device), inference)
+    try:
+        inference = InferenceConfig(engine=engine, precision=precision)
+        place = torch.empty(0, device=device).device
+    except (ValueError, RuntimeError, AssertionError) as error:  # pydantic's and torch's
+        raise ConfigError(
+            f"device {str(device)!r} with engine {engine!r} and precision {precision!r} is not to "
+            "be had here; devices are cpu and, where torch has a GPU, cuda or cuda:0; engines "
+            "auto, torch and openvino; precisions auto, float32, bfloat16 and float16"
+        ) from error
+    return build_predictor(published, place, inference)
 
 
 def build_predictor(

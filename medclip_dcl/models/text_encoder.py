@@ -6,6 +6,7 @@ eos     state of the last word piece: sentences are padded on the right
 last    last state of a window that padding fills, and that sees it, as SigLIP's does
 """
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,9 @@ def list_texts(texts: Any) -> list[str]:
     except TypeError:
         listed = [texts]
     for index, text in enumerate(listed):
-        if not isinstance(text, str):
-            raise QueryError(f"text {index} is not a string; leave missing texts out, decode bytes")
+        if not isinstance(text, str) or re.search("[\ud800-\udfff]", text):
+            raise QueryError(
+                f"text {index} is not a string of whole characters; leave missing texts out, "
+                "decode bytes"
+            )
     return listed

@@ -167,12 +167,20 @@ def test_vectors_have_unit_length_and_the_shape_of_the_question(model, caplog):
 
 
 @pytest.mark.parametrize(
-    "texts", [[], 7, None, b"Effusion", ["Effusion", 7], " ", ["Effusion", ""]]
+    "texts", [[], 7, None, b"Effusion", ["Effusion", 7], " ", ["Effusion", ""], "\ud800x"]
 )
 def test_what_is_no_sentence_is_refused(model, texts):
     for question in (model.encode_text, lambda given: model.ground(GREY, given)):
         with pytest.raises(QueryError, match=r"a sentence is empty|text \d is not a string"):
             question(texts)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"device": "gpu"}, {"device": ""}, {"engine": "onnx"}, {"precision": "bf16"}]
+)
+def test_what_a_model_cannot_run_on_is_refused_in_words(model, asked):
+    with pytest.raises(ConfigError, match=f"{next(iter(asked))} '.*devices are cpu and"):
+        load(model.folder, **asked)
 
 
 def test_out_of_range_no_probability_is_given_and_the_table_says_so(model):
