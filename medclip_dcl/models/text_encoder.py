@@ -228,7 +228,7 @@ def list_texts(texts: Any) -> list[str]:
     for index, text in enumerate(listed):
         if not isinstance(text, str) or re.search("[\ud800-\udfff]", text):
             raise QueryError(
-                f"text {index} is not a string of whole characters; leave missing texts out, "
-                "decode bytes"
+                f"text {index} is not a string; leave missing texts out, decode bytes, mend halves "
+                "of characters"
             )
     return listed
