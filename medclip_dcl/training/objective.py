@@ -14,7 +14,7 @@ and images: for both directions it is called once with texts and once with image
 image anchor takes the eta of its paired sentence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -131,6 +131,47 @@ def _without(
     return (~unclear).float() if weights is None else weights.masked_fill(unclear, 0.0)
 
 
+# --- Weights on negatives: `objective.negatives`
+
+
+def _remove_labels(inputs: ObjectiveInputs) -> Tensor:
+    overlap = needed(inputs.label_overlap, "label_overlap")
+    return negatives.remove_by_labels(overlap, inputs.positive)
+
+
+def _remove_similar(inputs: ObjectiveInputs) -> Tensor:
+    similarity = needed(inputs.text_similarity, "text_similarity")
+    return negatives.remove_by_similarity(similarity, inputs.positive, inputs.threshold)
+
+
+def _reweight_similar(inputs: ObjectiveInputs) -> Tensor:
+    similarity = needed(inputs.text_similarity, "text_similarity")
+    return negatives.reweight_by_similarity(similarity, inputs.positive, inputs.settings.beta)
+
+
+def _resample_similar(inputs: ObjectiveInputs) -> Tensor:
+    similarity, settings = needed(inputs.text_similarity, "text_similarity"), inputs.settings
+    if inputs.generator is None:
+        raise ObjectiveError("resample_similar draws at random; hand it a generator")
+    share = 1 - settings.remove_share
+    return negatives.resample_by_similarity(
+        similarity, inputs.positive, settings.beta, share, inputs.generator
+    )
+
+
+NEGATIVES: dict[str, Callable[[ObjectiveInputs], Tensor | None]] = {
+    "all": lambda _: None,
+    "remove_labels": _remove_labels,
+    "remove_similar": _remove_similar,
+    "reweight_similar": _reweight_similar,
+    "resample_similar": _resample_similar,
+}
+"""Weights on the negatives of one direction, by `objective.negatives`; None: all count alike."""
+
+
+# --- One direction
+
+
 def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> ObjectiveOutput:
     """Compute loss and gauges of one direction; what does not correct for eta reports an eta of 0.
 
@@ -138,7 +179,7 @@ def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> Object
         ObjectiveError: an input that the settings need is None, or shapes do not fit.
     """
     inputs = replace(inputs, settings=settings)
-    inputs = replace(inputs, weights=negative_weights(inputs))
+    inputs = replace(inputs, weights=NEGATIVES[settings.negatives](inputs))
     output = LOSSES[settings.kind](inputs)
     if isinstance(output, Tensor):  # of a plugin
         output = ObjectiveOutput(output, info_nce(inputs).gauges)
@@ -147,31 +188,6 @@ def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> Object
     related = None if same is None or unclear is None else same | unclear
     counts = negatives.negative_gauges(inputs.s, inputs.positive, inputs.weights, related)
     return ObjectiveOutput(output.loss, output.gauges | counts)
-
-
-def negative_weights(inputs: ObjectiveInputs) -> Tensor | None:
-    """Weigh the negatives of one direction as `objective.negatives` asks; None: all alike.
-
-    Raises:
-        ObjectiveError: an input that they are weighed by is None.
-    """
-    settings, positive = inputs.settings, inputs.positive
-    if settings.negatives == "all":
-        return None
-    if settings.negatives == "remove_labels":
-        overlap = needed(inputs.label_overlap, "label_overlap")
-        return negatives.remove_by_labels(overlap, positive)
-    similarity = needed(inputs.text_similarity, "text_similarity")
-    if settings.negatives == "remove_similar":
-        return negatives.remove_by_similarity(similarity, positive, inputs.threshold)
-    if settings.negatives == "reweight_similar":
-        return negatives.reweight_by_similarity(similarity, positive, settings.beta)
-    if inputs.generator is None:
-        raise ObjectiveError("resample_similar draws at random; hand it a generator")
-    share = 1 - settings.remove_share
-    return negatives.resample_by_similarity(
-        similarity, positive, settings.beta, share, inputs.generator
-    )
 
 
 # --- The loss of a batch
