@@ -1,15 +1,21 @@
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from medclip_dcl.core.errors import QueryError
 from medclip_dcl.inference.model_package import Curve, FindingCalibration, ScoreCalibration
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.inference.zero_shot import (
     calibrations_of,
     finding_scores,
     margins,
+    offsets_of_levels,
+    percentiles,
+    prompt_levels,
     prompt_offset,
+    required_levels,
 )
 from medclip_dcl.models.settings import ProbabilitiesConfig
 
@@ -35,11 +41,33 @@ def test_a_level_stands_in_the_place_of_a_missing_negative_prompt():
     scores = torch.tensor([[0.2], [0.4], [0.2], [0.4], [0.1]])
     assert margins(scores, asked).flatten().tolist() == pytest.approx([0.3, 0.2])
     assert margins(scores, asked, [0.35, 9]).flatten().tolist() == pytest.approx([-0.05, 0.2])
+    scores = torch.tensor([[0.2], [0.4], [0.1], [0.2], [0.4]])
+    levels = [9, 0.35]
+    assert margins(scores, asked[::-1], levels).flatten().tolist() == pytest.approx([0.2, -0.05])
+    assert required_levels(asked, [(0.35, 0.35), None]) == [0.35, 0]
+    with pytest.raises(QueryError, match="finding 0 has no negative prompt"):
+        required_levels(asked, [None, (0.1, 0.2)])
 
 
 def test_an_offset_is_the_logarithm_of_the_mean_over_the_bank():
     scores = torch.tensor([[0.0, math.log(3.0)], [math.log(2.0), math.log(2.0)], [800.0, 800.0]])
     assert prompt_offset(scores).tolist() == pytest.approx([math.log(2), math.log(2), 800])
+
+
+def test_levels_are_offsets_of_scaled_scores_and_a_lone_prompt_has_one():
+    log = math.log
+    f = torch.tensor([[0, log(3) / 4], [0, log(3) / 4], [0.5, 0.5], [log(2) / 4, log(2) / 4]])
+    model = SimpleNamespace(gamma=torch.tensor(2.0), score=lambda _bank, _prompts: f)
+    asked = (TWO[0], Finding("mass", ("p3",)))
+    levels = prompt_levels(model, torch.zeros(2, 1, 1, 3), torch.zeros(4, 3), asked)
+    assert levels.flatten().tolist() == pytest.approx([log(2), 2, log(2), log(2)])
+    assert offsets_of_levels([(0.5, -0.25), None]) == [0.75, None]
+
+
+def test_a_percentile_is_the_share_of_the_bank_strictly_below():
+    bank = torch.tensor([[0.1, 0.2, 0.3, 0.4], [5.0, 5.0, 6.0, 7.0]])
+    ranks = percentiles(torch.tensor([[0.2, 0.9], [5.0, 6.5]]), bank)
+    assert ranks.tolist() == [[25, 100], [0, 75]]
 
 
 def test_decisions_are_margins_above_the_offset_and_scores_stay():
