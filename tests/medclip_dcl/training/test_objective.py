@@ -14,7 +14,13 @@ from medclip_dcl.losses.relations import DIFFERENT, SAME, UNCLEAR, encode_claims
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.text.labeler.labels import ReportLabels
 from medclip_dcl.training.dataset import ImageTextBatch, jitter
-from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveInputs, direction_loss
+from medclip_dcl.training.objective import (
+    ContrastiveObjective,
+    ObjectiveInputs,
+    ObjectiveOutput,
+    direction_loss,
+    mean_output,
+)
 from medclip_dcl.training.settings import ObjectiveConfig
 from tests.support.tiny_models import pair_batch, tiny_dual_encoder
 
@@ -98,6 +104,13 @@ def test_multipositive_pulls_same_and_leaves_unclear_out() -> None:
     expected = multi_positive_loss(batch.s, same, unclear, positive=batch.positive)
     assert torch.equal(output.loss, expected)
     assert output.gauges.keys() == GAUGES
+
+
+def test_directions_count_alike_and_a_gauge_is_the_mean_of_those_that_have_it() -> None:
+    first = ObjectiveOutput(torch.tensor(1.0), {"a": torch.tensor(0.25), "b": torch.tensor(3.0)})
+    both = mean_output([first, ObjectiveOutput(torch.tensor(4.0), {"a": torch.tensor(0.5)})])
+    assert both.loss.item() == 2.5
+    assert {name: value.item() for name, value in both.gauges.items()} == {"a": 0.375, "b": 3}
 
 
 def test_gauges_tell_how_far_a_rival_is_from_treating_all_alike() -> None:
