@@ -112,7 +112,6 @@ WITHDRAWN: dict[str, str | tuple[str, object]] = {
     ),
     "retrieval.timeout_s": ("a call of the engine takes 10 seconds at most", 10),
     "index.splits": "all splits are indexed; filters of a question choose among them",
-    "language_model.batch": ("a step has 64 sentences; set language_model.steps", 64),
     "likelihood.unit_pieces": "units of work are sized by themselves",
     "objective.place_weight": ("the loss of places learned usual places on real images", 0),
     "objective.places": "the loss of places learned usual places on real images",

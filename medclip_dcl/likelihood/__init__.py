@@ -26,6 +26,8 @@ class LanguageModelConfig(Section):
     """Layers of a BERT trained here."""
     steps: Annotated[int, Field(ge=0)] = 1000
     """Training steps; 0: `pretrained` is used as it is."""
+    batch: Annotated[int, Field(gt=0)] = 128
+    """Sentences in a step."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     """Peak AdamW learning rate; 5e-5 suits the fine-tuning of a pretrained model."""
     threads: Annotated[int, Field(ge=0)] = 0

@@ -140,7 +140,6 @@ _SAVE_EVERY_S = 1.0  # at least, between saved states: what a kill can lose
 _SAVING_SHARE = 0.02  # of the time of a fit, at most, is spent on saving
 _CLIP_NORM = 1.0
 _ENCODED_AT_ONCE = 4096  # sentences
-_BATCH = 64  # sentences in a step; `steps` says how many are seen
 _DRAWS = 4  # lengths in one step: more would make small matrices, fewer a noisier step
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _CARD = Path(__file__).with_name("card.jinja")
@@ -217,7 +216,7 @@ def fit_model(
             torch.manual_seed(own_seed)  # dropout draws from the global state
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * _decay(step, settings)
-            last = _step(model, optimizer, corpus, generator)
+            last = _step(model, optimizer, corpus, settings, generator)
             bar.advance(1, nats=last)
             started = time.monotonic()
             if file and started >= due and step + 1 < settings.steps:
@@ -257,9 +256,10 @@ def _step(
     model: BertForMaskedLM,
     optimizer: torch.optim.Optimizer,
     corpus: EncodedCorpus,
+    settings: LanguageModelConfig,
     generator: torch.Generator,
 ) -> float:
-    rows = _BATCH // _DRAWS
+    rows = -(-settings.batch // _DRAWS)
     batches = [corpus.draw(rows, _MASK_SHARE, generator) for _ in range(_DRAWS)]
     predicted = sum(int((batch.labels != NOT_ASKED).sum()) for batch in batches)
     total = 0.0
@@ -340,7 +340,7 @@ def fit_language_model(
     state = FitStateFile(folder)
 
     def measured() -> dict[str, float]:
-        scores = masked_accuracy(loaded.model, unseen, _MASK_SHARE, _BATCH, seed)
+        scores = masked_accuracy(loaded.model, unseen, _MASK_SHARE, settings.batch, seed)
         return {name: round(value, 5) for name, value in scores.items()}
 
     before = {}

@@ -162,7 +162,7 @@ def test_a_table_of_claims_stands_for_our_reading(tmp_path):
 # ---- The language model
 
 
-SMALL = ("vocabulary=150", "hidden_size=16", "layers=1", "steps=8", "threads=1")
+SMALL = ("vocabulary=150", "hidden_size=16", "layers=1", "steps=8", "batch=8", "threads=1")
 FILES = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 """The card, and what transformers' own classes read offline."""
 

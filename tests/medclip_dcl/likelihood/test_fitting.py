@@ -21,7 +21,7 @@ from medclip_dcl.likelihood.masked_lm import LanguageModel
 from medclip_dcl.likelihood.pll import encode_sentences
 from tests.support.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
-SETTINGS = LanguageModelConfig(steps=30, learning_rate=5e-3)
+SETTINGS = LanguageModelConfig(steps=30, batch=16, learning_rate=5e-3)
 SHORT = SETTINGS.model_copy(update={"steps": 10})
 
 
