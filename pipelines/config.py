@@ -213,10 +213,13 @@ def laid_over(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def put_setting(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Put the value of a dotted setting into a tree, in place; ConfigError where it has no room."""
+    """Put the value of a dotted setting, or some of a section, into a tree, in place.
+
+    ConfigError where a setting has no room there.
+    """
     *sections, last = key.split(".")
     for name in sections:
         tree = tree.setdefault(name, {})
         if not isinstance(tree, dict):
             raise ConfigError(f"override {key!r}: {name!r} is not a section")
-    tree[last] = value
+    tree[last] = laid_over({last: tree.get(last)}, {last: value})[last]

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from email import message_from_string
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -35,7 +36,6 @@ _MOST_ANSWER_BYTES = 8 << 20  # of a page, where rows of some kB are asked for b
 _NARROWER = "`source.archive_dates`, or `days` of the gateway's `catch_up`"
 _MORE = re.compile(r"\b(\d+) additional results")
 _UID = re.compile(r"[0-9][0-9.]{0,63}")
-_BOUNDARY = re.compile(r'boundary="?([^";,]{1,100})"?', re.IGNORECASE)
 _STUDY, _SERIES, _INSTANCE = "0020000D", "0020000E", "00080018"
 _STORED, _FAILED, _REASON = "00081199", "00081198", "00081197"
 _REFERENCED = "00081155"
@@ -274,10 +274,10 @@ def _announced(headers: httpx.Headers, offset: int) -> int:
 
 def _first_part(body: bytes, content_type: str) -> bytes:
     """Cut the file out of a multipart body of one part; some archives send it bare."""
-    boundary = _BOUNDARY.search(content_type)
-    if boundary is None:
+    boundary = message_from_string(f"Content-Type: {content_type}").get_boundary()
+    if not boundary:
         return body
-    mark = b"--" + boundary[1].encode("ascii", "replace")
+    mark = b"--" + boundary.encode("ascii", "replace")
     begin = body.find(mark)
     start = body.find(b"\r\n\r\n", begin) + 4
     end = body.rfind(b"\r\n" + mark)

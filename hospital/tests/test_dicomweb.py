@@ -158,11 +158,15 @@ def test_what_is_no_listing_is_refused(body: str) -> None:
     assert refused.value.code == "no_answer"
 
 
-def test_a_part_is_given_as_it_is() -> None:
+@pytest.mark.parametrize(
+    "parameters",
+    ['type="application/dicom"; boundary="x y"', 'start="<a; boundary=b>"; BOUNDARY = "x y"'],
+)
+def test_a_part_is_given_as_it_is(parameters: str) -> None:
     file = radiograph(ramp(16, 16), SOPInstanceUID="1.3", StudyInstanceUID="1.1")
     file += b"\r\n--almost\r\n\r\nthe end\r\n"
     body = b"\r\n--x y\r\nContent-Type: application/dicom\r\n\r\n" + file + b"\r\n--x y--\r\n"
-    kind = {"Content-Type": 'multipart/related; type="application/dicom"; boundary="x y"'}
+    kind = {"Content-Type": f"multipart/related; {parameters}"}
     with archive(lambda _: httpx.Response(200, content=body, headers=kind)) as web:
         assert web.fetch(IMAGE) == file
     cut = archive(lambda _: httpx.Response(200, content=body[:40], headers=kind))

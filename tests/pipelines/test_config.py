@@ -27,6 +27,8 @@ def test_file_and_overrides_are_merged(config_file: Path) -> None:
         1e-5,
         3,
     )
+    config = load_config(config_file, ['eta={"k": 0.5}'])
+    assert (config.eta.a, config.eta.k) == (0.1, 0.5)  # what is not named stays
 
 
 def test_a_base_may_have_a_base(config_file: Path) -> None:
