@@ -55,6 +55,7 @@ PROSE = (
         ("today", "paper_4000", other, "auc_four")
         for other in ("infonce_texts_4000", "eta_shuffled_4000")
     ),
+    ("today", "relations_dictated", "relations", "auc_four"),
 )
 
 
