@@ -19,10 +19,10 @@ from .logging import state_of
 from .settings import MAX_FIELD_KB, MAX_FIELDS
 
 ERRORS: dict[str, tuple[int, str]] = {
-    "malformed_body": (400, "the body is not a well-formed multipart form within the limits"),
+    "malformed_body": (400, "the request is not well-formed HTTP and multipart within the limits"),
     "unauthorized": (401, "send the key as `Authorization: Bearer KEY` or `X-API-Key: KEY`"),
     "loopback_only": (403, "requests without a key are answered on loopback alone"),
-    "not_found": (404, "there is no such route, or no such indexed image with a picture"),
+    "not_found": (404, "no such route (lower case, no final slash, /v1 once), or indexed picture"),
     "method_not_allowed": (405, "the route does not know this method"),
     "body_deadline": (408, "the body took longer than body_deadline_s"),
     "body_too_large": (413, "the body is larger than max_body_mb"),
@@ -53,24 +53,13 @@ IMAGE_STATUS = {
 }
 """Status of a refused image by its reason; 422 for all others."""
 
-_FORMS = {"multipart/form-data", "application/x-www-form-urlencoded"}
 _ALWAYS = (
-    "unauthorized",
-    "loopback_only",
-    "body_too_large",
-    "content_encoding",
-    "host_refused",
-    "internal",
+    *("unauthorized", "loopback_only", "body_too_large"),
+    *("content_encoding", "host_refused", "internal"),
 )
 _FORM = (
-    "malformed_body",
-    "body_deadline",
-    "invalid_request",
-    "overloaded",
-    "deadline",
-    "out_of_memory",
-    "loading",
-    "model_unusable",
+    *("malformed_body", "body_deadline", "invalid_request", "overloaded"),
+    *("deadline", "out_of_memory", "loading", "model_unusable"),
 )
 _IMAGE = tuple(code for code in REASONS if code not in {"missing", "constant"})
 _RETRY_AFTER_S = {
@@ -129,7 +118,7 @@ async def _answer(request: Request, error: Exception) -> Response:
         status, line = IMAGE_STATUS.get(error.code, 422), image_reason(error)
         return _response(error.code, state.request_id, status, line)
     state.code = _code_of(error)
-    response = error_response(state.code, state.request_id, _detail_of(request, error))
+    response = error_response(state.code, state.request_id, _detail_of(error))
     if isinstance(error, HTTPException):
         response.headers.update(error.headers or {})
     return response
@@ -154,11 +143,7 @@ _RULES = frozenset(
     )
 )
 _MOST_DETAILS = 3
-_IMAGE_PART = "Send the file as a part `image` with a file name, such as -F image=@image.dcm"
-_NO_FORM = (
-    "the body is not multipart/form-data, as curl -F sends it; JSON, base64 and bare files are "
-    "not read"
-)
+_IMAGE_PART = "Send the file as a part `image` with a file name, and a boundary after the last part"
 # What the parser of forms says, by its first words -> what to do; none of it was sent.
 _FORM_REMEDIES = {
     "Missing boundary": "Content-Type names no boundary; let the client library write this header",
@@ -172,24 +157,21 @@ _FORM_REMEDIES = {
 }
 
 
-def _detail_of(request: Request, error: Exception) -> str:
+def _detail_of(error: Exception) -> str:
     """Name the fields that are wrong, and the rules that they break."""
     if isinstance(error, ApiError):
         return error.detail_line
     if not isinstance(error, RequestValidationError):
-        line = str(getattr(error, "detail", ""))
+        line = str(getattr(error, "detail", error))
         remedies = (text for first, text in _FORM_REMEDIES.items() if line.startswith(first))
-        return next(remedies, "")
+        return next(remedies, line if isinstance(error, QueryError) else "")  # it repeats nothing
     rules = {  # places are names of parameters, which are ours
-        str(item["loc"][1]): item["msg"] if item["type"] in _RULES else "Of the wrong kind"
+        str(item["loc"][1]): item["msg"] if item["type"] in _RULES else "Text without a file name"
         for item in error.errors()
         if len(item["loc"]) > 1
     }
     if "image" in rules:
         rules["image"] = _IMAGE_PART
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind and kind not in _FORMS:
-        return _NO_FORM
     return "; ".join(f"{name}: {rule}" for name, rule in [*rules.items()][:_MOST_DETAILS])
 
 

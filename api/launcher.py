@@ -7,7 +7,9 @@ import os
 import signal
 import socket
 import sys
+import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from medclip_dcl.retrieval import embeddings
 
 from .app import create_app
 from .auth import is_loopback
+from .errors import error_response
 from .logging import configure_logging
 from .model_manager import fetch_model
 from .settings import ServeSettings, read_service_settings
@@ -40,6 +43,9 @@ class _Connection(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunks, self._bytes = 0, 0
+            if event.target[:4].lower() == b"http":  # the absolute form, as proxies are asked
+                path = b"".join(event.target.split(b"/", 3)[3:])
+                event = replace(event, target=b"/" + path)
             if event.http_version not in {b"1.0", b"1.1"}:
                 raise h11.RemoteProtocolError("another HTTP")
         elif isinstance(event, h11.Data):
@@ -61,6 +67,15 @@ class _Protocol(H11Protocol):
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 (its words are uvicorn's)
+        """Answer what is no HTTP in the service's own form."""
+        number = uuid.uuid4().hex
+        body = bytes(error_response("malformed_body", number, "send one Host and one length").body)
+        head = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:  # else an answer has begun
+            self.transport.write(f"{head}X-Request-ID: {number}\r\n\r\n".encode() + body)
+        self.transport.close()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from fastapi import APIRouter, Form, Request, Response
+from fastapi import APIRouter, Depends, Form, Request, Response
 from pydantic import BaseModel
 from pydantic_core import from_json
 from torch import Tensor
@@ -48,9 +48,10 @@ from .uploads import (
     parse_box,
     parse_findings,
     plain_text,
+    whole_form,
 )
 
-router = APIRouter(tags=["questions"])
+router = APIRouter(tags=["questions"], dependencies=[Depends(whole_form)])
 
 _What = Literal["global", "regions"]
 _Encoding = Literal["json", "base64"]
@@ -250,26 +251,29 @@ async def embeddings(request: Request, serving: CurrentState) -> Response:
     return await _json(request, serving, lambda: json.dumps(tree).encode())
 
 
-class _OpenAi(BaseModel):
+class _OpenAi(BaseModel, extra="forbid"):
     """Question in OpenAI's form; `model` and `user` are not read: there is one model."""
 
     input: list[str]
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
+    model: object = None
+    user: object = None
 
 
 def _read_openai(body: bytes) -> _OpenAi:
     try:
-        tree = from_json(body)
+        tree = from_json(body.removeprefix(b"\xef\xbb\xbf"))
         if isinstance(tree, dict) and isinstance(tree.get("input"), str):
             tree["input"] = [tree["input"]]
         parsed = _OpenAi.model_validate(tree)
     except (ValueError, TypeError) as error:
         rule = "input: A string or a list of strings in JSON; encoding_format: float or base64"
+        rule += "; dimensions: A number; model and user are not read, others not taken"
         raise ApiError("invalid_request", rule) from error
     if not 0 < len(parsed.input) <= MAX_IMAGES:
         raise ApiError("invalid_request", f"input: 1 to {MAX_IMAGES}")
-    if any(item.lower().startswith(("http://", "https://", "file:")) for item in parsed.input):
+    if any("://" in item.lstrip().partition(" ")[0] for item in parsed.input):
         raise ApiError("invalid_request", "input: Images as data URLs, since nothing is fetched")
     return parsed
 
@@ -279,7 +283,8 @@ def _data_of(url: str) -> bytes:
     try:
         if not head.endswith(";base64"):
             raise ValueError("not in base64")
-        return b64decode(text, validate=True)
+        text = "".join(text.split()).rstrip("=")  # as browsers read it
+        return b64decode(text + "=" * (-len(text) % 4), validate=True)
     except ValueError as error:
         raise ApiError("invalid_request", "input: data:image/png;base64, and the file") from error
 
@@ -301,10 +306,7 @@ async def _embed_sentences(
 
 
 async def _embed_images(
-    request: Request,
-    serving: ServingState,
-    files: Sequence[bytes],
-    what: _What,
+    request: Request, serving: ServingState, files: Sequence[bytes], what: _What
 ) -> tuple[_Floats, list[ImageFacts | RefusedImage]]:
     """Decode and encode images; NaN stands for the vectors of one that is refused."""
     model = serving.predictor
@@ -407,7 +409,7 @@ async def retrieve(
     model, index = serving.predictor, serving.index
     filters = Filters(
         splits=_names("split", split, SPLITS),
-        views=_names("view", view),
+        views=_names("view", view, index.studies.views),
         findings=_names("finding", finding, index.studies.findings),
         exclude_patient=exclude_patient,
     )
@@ -446,7 +448,7 @@ def thumbnail(serving: CurrentState, image_id: str) -> Response:
 
 
 def _names(field: str, given: list[str] | None, allowed: tuple[str, ...] = ()) -> frozenset[str]:
-    names = frozenset(given or ())
+    names = frozenset(filter(None, given or ()))
     if allowed and not names <= {*allowed}:
         raise ApiError("invalid_request", f"{field}: One of {', '.join(allowed)}")
     if any(len(name) > MAX_ID_CHARS for name in names):

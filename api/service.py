@@ -6,7 +6,7 @@ GET / is the viewer, one page with its modules and style sheet; POST /pixels giv
 import json
 from pathlib import Path
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from medclip_dcl.inference.heads import HeadCard
@@ -15,15 +15,8 @@ from medclip_dcl.schemas import HeadFacts, ModelAnswer, RefusedFinding, State
 from .auth import STATIC
 from .errors import ApiError, documented
 from .model_manager import CurrentState
-from .settings import (
-    MAX_FIELD_KB,
-    MAX_FINDINGS,
-    MAX_HITS,
-    MAX_IMAGES,
-    MAX_PHRASES,
-    MAX_TEXT_CHARS,
-)
-from .uploads import WholeImage
+from .settings import MAX_FIELD_KB, MAX_FINDINGS, MAX_HITS, MAX_IMAGES, MAX_PHRASES, MAX_TEXT_CHARS
+from .uploads import WholeImage, whole_form
 
 router = APIRouter(tags=["service"])
 pages = APIRouter(include_in_schema=False)
@@ -134,6 +127,7 @@ def _answer(data: bytes, kind: str) -> Response:
 
 @router.post(
     "/pixels",
+    dependencies=[Depends(whole_form)],
     response_class=Response,
     responses={
         200: {

@@ -1,6 +1,7 @@
 """The parts of a form, as dependencies of routes: images, phrases, a box, findings."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -85,6 +86,32 @@ async def _together(work: Sequence[Coroutine[Any, Any, _Answer]]) -> list[_Answe
     return [task.result() for task in tasks]
 
 
+_FORMS = {"", "multipart/form-data", "application/x-www-form-urlencoded"}
+_NO_FORM = "not multipart/form-data, as curl -F sends it; JSON, base64 and bare files are not read"
+
+
+async def whole_form(request: Request) -> None:
+    """Refuse what would be dropped in silence: other bodies, unknown or repeated fields."""
+    body, url = request.scope["route"].body_field, request.query_params
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if request.method == "POST" and url:
+        raise ApiError("invalid_request", "the URL takes no parameters; send fields in the body")
+    if body is None:
+        return
+    if kind not in _FORMS:
+        raise ApiError("invalid_request", _NO_FORM)
+    known = {info.alias: info for info in body.field_info.annotation.model_fields.values()}
+    form = (await request.form()).multi_items()
+    sent = Counter(name for name, value in form if getattr(value, "size", value))
+    if any(info.is_required() and name not in sent for name, info in known.items()):
+        return  # whose refusal says more
+    if not known.keys() >= sent.keys():
+        raise ApiError("invalid_request", f"an unknown field; there are {', '.join(known)}")
+    for name, times in sent.items():
+        if times > 1 and "list[" not in str(known[name].annotation):
+            raise ApiError("invalid_request", f"{name}: Once")
+
+
 _KINDS = "an image: DICOM, PNG or JPEG"
 
 
@@ -111,9 +138,7 @@ async def _optional_files(
 
 
 async def _whole_image(
-    request: Request,
-    serving: CurrentState,
-    image: Annotated[UploadFile, File(description=_KINDS)],
+    request: Request, serving: CurrentState, image: Annotated[UploadFile, File(description=_KINDS)]
 ) -> GreyImage:
     data, decoder = await _read(image), serving.decoder
     return await serving.decode_slots.run(request, lambda: decoder.open(data))
@@ -130,7 +155,7 @@ async def _sentences(
         list[str] | None, Form(description="a sentence, instead of images; several times")
     ] = None,
 ) -> list[str]:
-    return _plain_texts(text or (), "text", MAX_IMAGES)
+    return _plain_texts([*filter(None, text or ())], "text", MAX_IMAGES)
 
 
 def _plain_texts(texts: Sequence[str], field: str, most: int) -> list[str]:
@@ -168,6 +193,8 @@ def plain_text(text: str, field: str) -> str:
     if not words or len(words) > MAX_TEXT_CHARS or "\0" in words or surrogate:
         rule = f"{field}: Text of 1 to {MAX_TEXT_CHARS} characters"
         raise ApiError("invalid_request", rule)
+    if words[:2] in {'["', '{"'}:
+        raise ApiError("invalid_request", f"{field}: One sentence, no JSON; several times")
     return words
 
 
@@ -201,7 +228,7 @@ def parse_findings(text: str, own: Sequence[Finding] = ()) -> tuple[Finding, ...
     if not text:
         return None
     try:
-        tree = from_json(text, allow_inf_nan=False)
+        tree = from_json(text.removeprefix("\ufeff"), allow_inf_nan=False)
     except (ValueError, TypeError) as error:  # the second: what is not text
         raise ApiError("invalid_request", "findings: A list in JSON") from error
     findings = parse_prompts(tree, own)

@@ -119,7 +119,7 @@ class Exchange:
         Raises:
             ServiceError: `no_url`, the url is malformed.
         """
-        if not url.startswith(("http://", "https://")):
+        if not url.lower().startswith(("http://", "https://")):
             raise ServiceError("no_url", f"url = {url!r} does not begin with http:// or https://")
         self._name, self._deadline_s = name, deadline_s
         self._network, context = _Network(), trusted(ca)
@@ -442,11 +442,10 @@ def _read(reply: Reply, kind: type[_Answer]) -> _Answer:
         body = json.loads(reply.body)
         code, line = str(body["code"]), str(body["message"])
     except (ValueError, ValidationError, KeyError, TypeError, RecursionError) as error:
-        raise ServiceError(
-            "no_answer",
-            f"status {reply.status} without an answer of this service; is the "
-            "url that of medclip-dcl?",
-        ) from error
+        to = reply.headers.get("Location")
+        remedy = f"it leads to {to}, name that url" if to else "is the url that of medclip-dcl?"
+        line = f"status {reply.status} without an answer of this service; {remedy}"
+        raise ServiceError("no_answer", line) from error
     request = reply.headers.get("X-Request-ID", "")
     status = reply.status
     raise ServiceError(code, f"status {status}: {line} (request {request})", status)

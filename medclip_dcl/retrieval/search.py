@@ -99,6 +99,7 @@ class Studies:
         named = column.flatten().unique().to_pylist()
         self.findings = (*LABELS, *sorted(set(named) - set(LABELS)))
         self._has_finding = _finding_mask(column, self.findings)
+        self.views = tuple(sorted(filter(None, images.column("view").unique().to_pylist())))
 
     def image_mask(self, filters: Filters) -> embeddings.Mask | None:
         """Return (images,) booleans, whether each may be a hit; None where nothing is filtered."""

@@ -156,8 +156,11 @@ def test_openai_s_form_has_the_vectors_of_sentences_and_of_images_in_their_order
         assert read == pytest.approx(vector, abs=1e-6)
     assert ["flags" in item for item in answer["data"]] == [False, True, False, True]
     assert "inverted" not in answer["data"][1]["flags"]
-    one = client.post("/v1/embeddings", json={"input": SENTENCES[0]}).json()["data"]
+    sent = f'\ufeff{{"input": "{SENTENCES[0]}", "encoding_format": null}}'
+    one = client.post("/v1/embeddings", content=sent).json()["data"]
     assert one[0]["embedding"] == pytest.approx(texts[0].tolist(), abs=1e-6)
+    lines = data_url(IMAGES[0]).replace("A", "A\r\n").rstrip("=")
+    assert client.post("/v1/embeddings", json={"input": lines}).status_code == 200
     large = data_url(IMAGES[0] + bytes(1_500_000))  # more than a form without files may have
     assert client.post("/v1/embeddings", json={"input": [large]}).status_code == 200
 
@@ -174,6 +177,9 @@ def test_openai_s_form_has_the_vectors_of_sentences_and_of_images_in_their_order
         ({"input": ["x"], "dimensions": 3}, "dimensions: 16, or left out"),
         ({"input": ["x"], "encoding_format": "int8"}, "encoding_format: float or base64"),
         ({"input": [" "]}, "input: Text of 1 to"),
+        ({"input": " s3://bucket/image.png"}, "nothing is fetched"),
+        ({"input": "x", "dimensions": "all"}, "dimensions: A number"),
+        ({"input": "x", "encodingFormat": "base64"}, "others not taken"),
     ],
 )
 def test_openai_s_form_is_refused_by_a_rule_that_repeats_nothing(client, tree, message):

@@ -13,7 +13,7 @@ from medclip_dcl.data.images import open_image
 from tests.support import published
 from tests.support.bombs import png_claim
 from tests.support.service import Service, png
-from tests.support.wire import BOUNDARY, Part, form
+from tests.support.wire import BOUNDARY, Part, exchange, form
 
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -34,7 +34,7 @@ def image(data: bytes | None = None) -> dict[str, tuple[str, bytes]]:
 def test_findings_can_be_named_and_explained(client: httpx.Client) -> None:
     code = {"value": "448169003", "scheme": "SCT", "meaning": "Cat"}
     asked = [{"name": "cat", "code": code, "positive": ["A cat.", "Cats."], "negative": "No cat."}]
-    form = {"findings": json.dumps(asked), "explain": "true"}
+    form = {"findings": f"\ufeff{json.dumps(asked)}", "explain": "true"}
     (finding,) = client.post("/classify", files=image(), data=form).json()["findings"]
     assert finding["name"] == "cat"
     assert finding["code"] == code
@@ -56,7 +56,7 @@ def test_findings_can_be_named_and_explained(client: httpx.Client) -> None:
 @pytest.mark.parametrize("target", ["image", "text"])
 @pytest.mark.parametrize("asked", ["text", "image", "box"])
 def test_every_kind_of_question_finds_ranked_hits(client, asked, target):
-    form = {"target": target, "k": "3"}
+    form = {"target": target, "k": "3", "view": "", "split": ""}
     files = image() if asked != "text" else {"unused": ("", b"")}
     form |= {"text": {"text": "Heart size is normal."}, "box": {"box": "[4, 8, 30.5, 40]"}}.get(
         asked, {}
@@ -141,6 +141,11 @@ def test_a_dicom_image_is_read_and_a_cut_one_refused(client: httpx.Client, dicom
         ("/retrieve", {"target": "image", "text": "x", "box": "[0, 0, 1, 1]"}, ""),
         ("/retrieve", {"target": "image", "text": "   "}, ""),
         ("/retrieve", {"target": "image", "text": "nul\0"}, ""),
+        ("/retrieve", {"target": "image", "text": ["x", "y"]}, "text: Once"),
+        ("/retrieve", {"target": "image", "text": '["x", "y"]'}, "text: One sentence, no JSON"),
+        ("/retrieve", {"target": "image", "text": "x", "top_k": "3"}, "an unknown field; there"),
+        ("/retrieve", {"target": "image", "text": "x", "view": "pa"}, "view: One of AP, PA"),
+        ("/retrieve?k=3", {"target": "image", "text": "x"}, "the URL takes no parameters"),
     ],
 )
 def test_a_refused_request_learns_which_field_breaks_which_rule(client, path, form, rule):
@@ -191,6 +196,7 @@ def test_boxes_that_lie_on_no_image_are_refused(client: httpx.Client, box: str) 
 def test_malformed_findings_are_refused(client: httpx.Client, findings: str, code: str) -> None:
     answer = client.post("/classify", files=image(), data={"findings": findings})
     assert (answer.status_code, answer.json()["code"]) == (422, code)
+    assert "(finding" in answer.json()["message"]
 
 
 def test_too_many_phrases_or_fields_are_refused(client: httpx.Client) -> None:
@@ -291,6 +297,19 @@ IMAGE_PART = "a part `image` with a file name"
 
 
 @pytest.mark.parametrize(
+    ("head", "status", "code"),
+    [
+        (b"GET HTTP://localhost/v1/ready?x=1 HTTP/1.1\r\nHost: localhost", 200, None),
+        (b"GET /health HTTP/1.1", 400, "malformed_body"),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: localhost", 400, "malformed_body"),
+    ],
+)
+def test_heads_of_other_clients_are_read_or_refused_as_json(service, head, status, code):
+    answer = exchange(service.address, head + b"\r\nConnection: close\r\n\r\n")
+    assert (answer.status, json.loads(answer.body).get("code")) == (status, code)
+
+
+@pytest.mark.parametrize(
     ("kind", "body", "words"),
     [
         ("", None, IMAGE_PART),
@@ -308,6 +327,8 @@ IMAGE_PART = "a part `image` with a file name"
         (FORM, form(Part("file", png(), "a.png")), IMAGE_PART),
         (FORM, form(Part("image[]", png(), "a.png")), IMAGE_PART),
         (FORM, form(Part("images", png(), "a.png")), IMAGE_PART),
+        (FORM, form(Part("image", png(), "a"), Part("images", png(), "b")), "an unknown field"),
+        (FORM, form(Part("image", png(), "a"), Part("explain", b"true", "b")), "without a file"),
         (FORM.replace("frontier", "other"), form(Part("image", png(), "a.png")), "do not fit"),
         (FORM, b"--frontier\r\nContent-Disposition: form-data\r\n\r\na", "a part has no name"),
     ],

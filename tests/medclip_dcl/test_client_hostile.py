@@ -41,6 +41,7 @@ FAULTS: dict[str, tuple[Callable[[Handler], None], str, str]] = {
         "no_answer",
         "compressed, unasked",
     ),
+    "moved": (lambda r: r.answer(308, b"", Location="http://b/"), "no_answer", "to http://b/"),
     "nested": (lambda r: r.answer(500, b"[" * 50_000), "no_answer", "without an answer"),
 }
 
