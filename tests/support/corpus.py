@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 from transformers import BertForMaskedLM
 
@@ -230,7 +231,11 @@ def _write_language_model(work: Path, dropout: float) -> None:
     settings.hidden_dropout_prob = settings.attention_probs_dropout_prob = dropout
     kind = masked_lm.ARTIFACT
     with write_artifact(kind.at(work), kind, make_fingerprint(kind, {}, {})) as writer:
-        save_language_model(BertForMaskedLM(settings), tokenizer, writer.directory)
+        with torch.random.fork_rng(
+            devices=()
+        ):  # a fixture of a module begins before any test's seed
+            torch.default_generator.manual_seed(0)
+            save_language_model(BertForMaskedLM(settings), tokenizer, writer.directory)
         writer.commit({})
 
 
