@@ -69,9 +69,10 @@ class _Protocol(H11Protocol):
         )
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 (its words are uvicorn's)
-        """Answer what is no HTTP in the service's own form."""
+        """Answer what is not well-formed HTTP in the service's own form."""
         number = uuid.uuid4().hex
-        body = bytes(error_response("malformed_body", number, "send one Host and one length").body)
+        rule = "send HTTP/1.1 with one Host and one length"
+        body = bytes(error_response("malformed_body", number, rule).body)
         head = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
         if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:  # else an answer has begun
             self.transport.write(f"{head}X-Request-ID: {number}\r\n\r\n".encode() + body)

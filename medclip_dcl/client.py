@@ -144,7 +144,7 @@ class Exchange:
         """Send a request and wait for its whole answer.
 
         Raises:
-            ServiceError: the deadline has passed, there is no connection, or what comes is not
+            ServiceError: the deadline has passed, nothing connects, or what comes is not
                 HTTP.
             UnboundedReply: the answer exceeds `most_bytes`, or is compressed.
         """

@@ -97,7 +97,7 @@ def read_dicom(data: bytes, settings: ImagesConfig) -> DecodedImage:
     words, layout, end = decode_pixels(body, at, SYNTAXES[syntax], size, layout)
     require_no_text(annotation_behind(body, end, syntax), settings)
     picture = shade(words, _meaning(tags, layout, voi=settings.voi == "dicom"), inverted=inverted)
-    if picture.constant and settings.voi == "dicom":  # perhaps by a window beside the pixels
+    if picture.constant and settings.voi == "dicom":  # perhaps by a window outside their range
         picture = shade(words, _meaning(tags, layout, voi=False), inverted=inverted)
         ignored += () if picture.constant else _WINDOW
     facts = {

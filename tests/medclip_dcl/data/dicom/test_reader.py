@@ -133,7 +133,7 @@ BROKEN_TABLE.add_new("LUTData", "OW", bytes(8))
     ]
     + [
         ({"WindowCenter": centre, "WindowWidth": "100"}, "WindowCenter WindowWidth")
-        for centre in ("nan", "n/a", "99999")  # the last beside all pixels
+        for centre in ("nan", "n/a", "99999")  # the last outside the range
     ]
     + [
         ({"WindowWidth": "", "WindowCenter": "40"}, "WindowCenter"),
