@@ -4,7 +4,7 @@ Columns are guessed by their names and by what they hold. Whether a path names a
 run asks it: `relative_to_root`, then `path_under`.
 """
 
-import json
+import math
 import os
 import re
 import shlex
@@ -12,7 +12,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -71,16 +70,7 @@ _LEAST_WORDS = 4.0  # of a text in a column without a usual name, on average
 _MOST_FOLDERS = 20  # next to the table in which images are looked for
 _MOST = 0.8
 _SHOWN, _SHOWN_LETTERS = 12, 32  # different values of a column that is left out
-
-
-class _Images(NamedTuple):
-    """A column that names images, and the folder that its paths start at."""
-
-    column: str
-    pattern: str  # `source.columns.path`
-    root: Path
-    strip: str  # `source.prefix_strip`
-    share: float  # of the paths tried whose file is there
+_SMALL = 100  # rows; fewer keep a larger share to validate
 
 
 @dataclass
@@ -106,6 +96,26 @@ class TableGuess:
     unused: dict[str, str]
     """Column that is left out -> its values in words."""
 
+    def section(self) -> dict[str, Any]:
+        """Section `source` of a config."""
+        root, table = self.root.resolve(), self.table.resolve()
+        frontal = [value for value, kind in self.views.items() if kind == "frontal"]
+        are_ours = isinstance(self.labels, str) or set(self.labels) <= set(LABELS)
+        shares = {"validate_share": 0.1 if self.rows >= _SMALL else 0.2, "test_share": 0.1}
+        section = {
+            "kind": "table",
+            "root": str(root),
+            "table": str(table.relative_to(root) if table.is_relative_to(root) else table),
+            "fallback_encoding": self.encoding,
+            "columns": self.columns | ({"labels": self.labels} if self.labels else {}),
+            "findings": [] if are_ours else [*self.labels],
+            "template": self.template,
+            "prefix_strip": self.prefix_strip,
+            "frontal_views": frontal if set(frontal) - {"AP", "PA", "FRONTAL"} else [],
+            **({} if "split" in self.columns else shares),
+        }
+        return {name: value for name, value in section.items() if value}
+
 
 def guess_table(
     path: Path,
@@ -124,39 +134,36 @@ def guess_table(
     """
     named = dict(given or {})
     table, encoding = _read(path)
-    if twice := {name for name in table.column_names if table.column_names.count(name) > 1}:
-        raise StudyError(f"{path.name} has two columns of the name {min(twice)!r}; rename one")
-    while any(map(pa.types.is_struct, table.schema.types)):
-        table = table.flatten()  # the fields of objects, by dotted name
     values = {
         item.name: strings(table.column(item.name), path.name, item.name)
         for item in table.schema
-        if not is_list(item.type) and not pa.types.is_nested(item.type)
+        if not pa.types.is_nested(item.type)
     }
-    if not table.num_rows:
-        raise StudyError(f"table {path} has a header and no row; export its rows as well")
-    _check_given(named, values)
+    if unknown := sorted(set(named) - set(ROLES)):
+        raise ConfigError(f"{unknown} are no roles of columns; use those of {list(ROLES)}")
+    if absent := [name for name in named.values() if name not in values]:
+        raise ConfigError(f"the table has no column {absent}; it has {list(values)}")
     samples = {name: _sample(column) for name, column in values.items()}
     lists = {
         item.name: _sample(pc.list_flatten(table.column(item.name)).to_pylist())
         for item in table.schema
         if is_list(item.type) and pa.types.is_string(item.type.value_type)
     }
-    named_images = _find_images(path, samples | lists, images, named.get("path", ""))
-    if named_images.column.lower().endswith(_SUFFIXES) or _words(list(samples)) >= _LEAST_WORDS:
+    files = _find_images(path, samples | lists, images, named.get("path", ""))
+    if files.column.lower().endswith(_SUFFIXES) or _words(list(samples)) >= _LEAST_WORDS:
         raise StudyError(
             f"the first row of table {path} seems to be data; write the names of its columns above"
         )
-    columns = {"image" if named_images.column in lists else "path": named_images.pattern}
-    for role, is_such in _CONTENTS.items():
-        chosen = named.get(role) or _named(role, samples, is_such, {named_images.column})
-        columns |= {role: chosen} if chosen else {}
+    columns = {"image" if files.column in lists else "path": files.pattern}
+    for role in _CONTENTS:
+        if column := named.get(role) or _named(role, samples, {files.column}):
+            columns[role] = column
     if "image" in columns and "study_id" not in columns:  # a row is a study
         ids = [name for name, column in values.items() if len({*column} - {""}) == len(column)]
         columns |= {"study_id": ids[0]} if ids else {}
     if "view" not in columns and (view := _view_column(values, set(columns.values()))):
         columns["view"] = view
-    texts = _texts(values, samples, named, {named_images.column, *columns.values()})
+    texts = _texts(values, samples, named, {files.column, *columns.values()})
     columns |= texts
     labels = _labels(values, samples, set(columns.values()))
     if needs_text and not texts and not labels:
@@ -164,25 +171,20 @@ def guess_table(
             f"no column of table {path} holds reports; name it with --column report=NAME. Images "
             "without reports: configs/archive.yaml"
         )
-    used = {
-        *columns.values(),
-        named_images.column,
-        *([labels] if isinstance(labels, str) else labels.values()),
-    }
-    view_values = sorted(
-        {value.strip().upper() for value in values.get(columns.get("view", ""), ())}
-    )
+    used = {files.column, *columns.values()}
+    used |= {labels} if isinstance(labels, str) else {*labels.values()}
+    views = {value.strip().upper() for value in values.get(columns.get("view", ""), ())} - {""}
     return TableGuess(
         table=path,
-        root=named_images.root,
+        root=files.root,
         encoding=encoding,
         rows=table.num_rows,
         columns={role: columns[role] for role in (*ROLES, "image") if role in columns},
         labels=labels,
-        prefix_strip=named_images.strip,
+        prefix_strip=files.strip,
         template=TEMPLATE if needs_text and not texts else "",
         languages=count_languages([text for name in texts.values() for text in samples[name]]),
-        views={value: read_view(value) for value in view_values if value},
+        views={value: read_view(value) for value in sorted(views)},
         unused={
             name: _in_words(values[name]) if name in values else "lists"
             for name in table.column_names
@@ -221,21 +223,24 @@ _LATERAL = re.compile(
 
 
 def _read(path: Path) -> tuple[pa.Table, str]:
+    # The table, the fields of its objects as columns by dotted name, and its fallback encoding.
     if not path.is_file():
         raise StudyError(f"table {path} is missing; name a CSV, Parquet or JSONL file")
+    encoding = ""
     try:
-        return read_any(path), ""
+        table = read_any(path)
     except StudyError as error:
         if "source.fallback_encoding" not in str(error):
             raise
-    return read_any(path, "cp1252"), "cp1252"
-
-
-def _check_given(given: Mapping[str, str], columns: Mapping[str, Any]) -> None:
-    if unknown := sorted(set(given) - set(ROLES)):
-        raise ConfigError(f"{unknown} are no roles of columns; use those of {list(ROLES)}")
-    if absent := [name for name in given.values() if name not in columns]:
-        raise ConfigError(f"the table has no column {absent}; it has {list(columns)}")
+        encoding = "cp1252"
+        table = read_any(path, encoding)
+    if twice := [name for name, count in Counter(table.column_names).items() if count > 1]:
+        raise StudyError(f"{path.name} has two columns of the name {twice[0]!r}; rename one")
+    if not table.num_rows:
+        raise StudyError(f"table {path} has a header and no row; export its rows as well")
+    while any(map(pa.types.is_struct, table.schema.types)):
+        table = table.flatten()
+    return table, encoding
 
 
 def _sample(column: Sequence[str | None]) -> list[str]:
@@ -270,13 +275,18 @@ def _is_wording(value: str) -> bool:
     return not is_file and re.search(r"[^\W\d_]{3}|[^\x00-\u024f]", value) is not None
 
 
+def _are_texts(values: Sequence[str]) -> bool:
+    is_list = _share(values, lambda value: "|" in value) > 0.1  # of labels
+    return not is_list and _share(values, _is_wording) > 0.5
+
+
 _CONTENTS: dict[str, Callable[[Sequence[str]], bool]] = {
     "subject_id": lambda values: _words(values) < _LEAST_WORDS,
     "study_id": lambda values: _words(values) < _LEAST_WORDS,
     "view": lambda values: _share(values, read_view) > _MOST,
     "split": lambda values: _share(values, _is_split) == 1,
 }
-"""Role -> whether the values of a column can be of it."""
+"""Role, but those of texts -> whether the values of a column can be of it."""
 
 
 def _plain(name: str) -> str:
@@ -285,23 +295,15 @@ def _plain(name: str) -> str:
     return re.sub(r"_+", "_", parted).strip("_").lower()
 
 
-def _named(
-    role: str,
-    samples: Mapping[str, list[str]],
-    is_such: Callable[[Sequence[str]], bool],
-    taken: set[str],
-) -> str:
-    rule = re.compile(_NAMES[role])
-    fitting = (
-        name
-        for name, values in samples.items()
-        if name not in taken
-        and values
-        and is_such(values)
+def _named(role: str, samples: Mapping[str, list[str]], taken: set[str]) -> str:
+    # The first column with a usual name of the role, and contents that can be of it.
+    rule, is_such = re.compile(_NAMES[role]), _CONTENTS.get(role, _are_texts)
+    for name, values in samples.items():
         # Of a field of an object its own name may tell, as in `report.findings`.
-        and any(rule.fullmatch(_plain(part)) for part in (name, name.rpartition(".")[2]))
-    )
-    return next(fitting, "")
+        is_called_so = any(rule.fullmatch(_plain(part)) for part in (name, name.split(".")[-1]))
+        if is_called_so and name not in taken and values and is_such(values):
+            return name
+    return ""
 
 
 def _view_column(values: Mapping[str, list[str]], taken: set[str]) -> str:
@@ -324,55 +326,60 @@ def _texts(
     taken: set[str],
 ) -> dict[str, str]:
     # The report, or its sections; without a usual name the column with the longest texts.
-    chosen = {role: given[role] for role in ("report", "findings", "impression") if role in given}
-    if chosen:
+    if chosen := {role: given[role] for role in given if role in {"report", *_SECTIONS}}:
         return chosen
-    free = {name: column for name, column in samples.items() if name not in taken}
-    for role in ("findings", "impression", "report"):
-        if name := _named(role, free, _are_texts, set(chosen.values())):
+    for role in (*_SECTIONS, "report"):
+        if name := _named(role, samples, taken | set(chosen.values())):
             chosen[role] = name
-    if len(chosen) == 3:
-        del chosen["report"]
-    if "report" in chosen and len(chosen) == 2:
-        report, (role, section) = chosen.pop("report"), next(iter(chosen.items()))
-        pairs = [pair for pair in zip(values[report], values[section], strict=True) if all(pair)]
-        if sum(part in whole for whole, part in pairs) > len(pairs) / 2:
-            return {"report": report}  # which has the section within it
-        return {"findings": report, "impression": section} if role == "impression" else chosen
-    longest = {
-        name: _words(column)
-        for name, column in free.items()
-        if _words(column) >= _LEAST_WORDS and 2 * len(set(column)) > len(column)
-    }
-    if not chosen and longest:
-        chosen["report"] = max(longest, key=lambda name: longest[name])
-    return chosen
+    if not chosen:
+        lengths = {
+            name: _words(column)
+            for name, column in samples.items()
+            if name not in taken and 2 * len(set(column)) > len(column)
+        }
+        longest = max(lengths, key=lambda name: lengths[name], default="")
+        return {"report": longest} if longest and lengths[longest] >= _LEAST_WORDS else {}
+    sections = {role: name for role, name in chosen.items() if role != "report"}
+    if len(sections) != 1 or "report" not in chosen:
+        return sections or chosen
+    report, (role, section) = chosen["report"], *sections.items()
+    pairs = [pair for pair in zip(values[report], values[section], strict=True) if all(pair)]
+    if sum(part in whole for whole, part in pairs) > len(pairs) / 2:
+        return {"report": report}  # which has the section within it
+    return sections if role == "findings" else {"findings": report, "impression": section}
 
 
-def _are_texts(values: Sequence[str]) -> bool:
-    is_list = _share(values, lambda value: "|" in value) > 0.1  # of labels
-    return not is_list and _share(values, _is_wording) > 0.5
+_SECTIONS = ("findings", "impression")
+
+
+class _Images(NamedTuple):
+    """A column that names images, and the folder that its paths start at."""
+
+    column: str
+    pattern: str  # `source.columns.path`
+    root: Path
+    strip: str  # `source.prefix_strip`
+    share: float  # of the paths tried whose file is there
 
 
 def _find_images(
     path: Path, samples: Mapping[str, list[str]], images: Path | None, given: str
 ) -> _Images:
-    roots = [images.absolute()] if images else list(_folders(path))
+    roots = [images.absolute()] if images else _folders(path)
     tried = [
         candidate
         for name in ([given] if given else samples)
         for candidate in _candidates(name, samples[name], roots)
     ]
-    best = max(tried, key=_likeliness, default=None)
-    if best is None or not best.share:
-        windows = [name for name, values in samples.items() if _share(values, _is_windows) > _MOST]
-        remedy = (
-            f"the paths of column {windows[0]!r} have backslashes; write them with /"
-            if windows
-            else "name the folder that its paths start at with --images FOLDER"
-        )
-        raise StudyError(f"no column of table {path} names images that are there; {remedy}")
-    return best
+    if tried:
+        return max(tried, key=_likeliness)
+    windows = [name for name, values in samples.items() if _share(values, _is_windows) > _MOST]
+    remedy = (
+        f"the paths of column {windows[0]!r} have backslashes; write them with /"
+        if windows
+        else "name the folder that its paths start at with --images FOLDER"
+    )
+    raise StudyError(f"no column of table {path} names images that are there; {remedy}")
 
 
 def _likeliness(images: _Images) -> tuple[bool, bool, float, bool]:
@@ -380,13 +387,11 @@ def _likeliness(images: _Images) -> tuple[bool, bool, float, bool]:
     return images.share > 0.5, images.pattern == images.column, images.share, is_named
 
 
-def _folders(path: Path) -> Iterator[Path]:
+def _folders(path: Path) -> list[Path]:
     """List where the paths of a table may start: at it, here, or in a folder next to it."""
     home = path.absolute().parent
-    yield from dict.fromkeys((home, Path.cwd()))
     inside = sorted(item for item in home.iterdir() if item.is_dir() and item.name[0] != ".")
-    yield from inside[:_MOST_FOLDERS]
-    yield home.parent
+    return [*dict.fromkeys((home, Path.cwd())), *inside[:_MOST_FOLDERS], home.parent]
 
 
 def _is_windows(value: str) -> bool:
@@ -460,19 +465,14 @@ _FEW = 1000  # training studies; from fewer a small network learns as much, in m
 _LEAST_STEPS = {True: 500, False: 1500}  # of few and of many studies, from random weights
 _LEAST_JUDGED = 20  # validation studies from which an AUC chooses the step
 _MOST_JUDGED = 500
-_SMALL = 100  # studies; fewer keep a larger share to validate
 
 
-@dataclass(frozen=True)
-class Trial:
+class _Trial(NamedTuple):
     """Outcome of reading the table as a run does."""
 
-    lines: Sequence[str]
     reject_share: float
-    splits: Mapping[str, int]
-    """Studies of each split."""
-    can_judge: bool
-    """Whether a finding has validation reports with and without it."""
+    splits: Mapping[str, int]  # studies of each
+    can_judge: bool  # whether a finding has validation reports with and without it
 
 
 def init(
@@ -502,16 +502,21 @@ def init(
     such that a model learns from random weights on this machine; they stand in the file, to be
     changed.
     """
-    given = dict(_role_and_name(text) for text in column or ())
+    given = {}
+    for text in column or ():
+        role, _, name = text.partition("=")
+        if not name:
+            raise ConfigError(f"--column {text} must read ROLE=NAME, such as report=Befund")
+        given[role] = name
     out = out or Path(f"{table.name.split('.')[0]}.yaml")
     if out.exists():
         raise ConfigError(f"{out} exists; name another with --out, or remove it")
-    text, trial = config_of_table(table, out, images, given)
+    text, studies = config_of_table(table, out, images, given)
     write_text(out, text)
     file = shlex.quote(str(out))
     print(f"wrote {out}; next:", f"  medclip check_data --config {file}",
-          f"  medclip plan --config {file} --studies {trial.splits.get('train', 0)}",
-          f"  medclip run {file}", sep="\n")  # fmt: skip
+          f"  medclip plan --config {file} --studies {studies}", f"  medclip run {file}",
+          sep="\n")  # fmt: skip
     return 0
 
 
@@ -521,11 +526,12 @@ def config_of_table(
     images: Path | None,
     given: Mapping[str, str],
     labels: Mapping[str, str] | None = None,
-) -> tuple[str, Trial]:
+) -> tuple[str, int]:
     """Guess and try the columns of a table, print both, and give the text of its config.
 
-    With `labels`, finding -> column, or without any guessed ({}), it is for an evaluation: it needs
-    no reports, and its rows are those of split `test`, all of them where no column names splits.
+    With it comes the number of training studies. With `labels`, finding -> column, or without any
+    guessed ({}), it is for an evaluation: it needs no reports, and its rows are those of split
+    `test`, all of them where no column names splits. StudyError where nothing is left.
     """
     guess = guess_table(table, images, given, needs_text=labels is None)
     if labels is not None:
@@ -543,28 +549,20 @@ def config_of_table(
         own = guess.columns.get("study_id") or guess.columns["path"]
         guess.columns = {"subject_id": own, **guess.columns}
     trial = _try(guess, out)
-    print("tried on the table:", *trial.lines, sep="\n  ")
-    if labels is None and (few := trial.splits.get("train", 0)) < _TOO_FEW:
-        print(f"warning: {few} studies to train on are few: {_OF_FEW}")
-    return config_text(guess, trial), trial
-
-
-def _role_and_name(text: str) -> tuple[str, str]:
-    role, equals, name = text.partition("=")
-    if not equals or not name:
-        raise ConfigError(f"--column {text} must read ROLE=NAME, such as report=Befund")
-    return role, name
+    studies = trial.splits.get("train", 0)
+    if labels is None and studies < _TOO_FEW:
+        print(f"warning: {studies} studies to train on are few: {_OF_FEW}")
+    return _config_text(guess, trial), studies
 
 
 def _shown(guess: TableGuess) -> Iterator[str]:
     yield f"{guess.table}: {guess.rows} rows, {guess.encoding or 'UTF-8'}"
     for role, name in guess.columns.items():
         yield f"  {role:12}{name}"
-    if guess.views:
-        kinds = {"frontal": "frontal", "lateral": "not frontal", "": "not known, so not frontal"}
-        for kind, words in kinds.items():
-            if values := [value for value, shown in guess.views.items() if shown == kind]:
-                yield f"  {'':12}{words}: {', '.join(values)}"
+    kinds = {"frontal": "frontal", "lateral": "not frontal", "": "not known, so not frontal"}
+    for kind, words in kinds.items():
+        if values := [value for value, shown in guess.views.items() if shown == kind]:
+            yield f"  {'':12}{words}: {', '.join(values)}"
     by_finding = guess.labels or "- (none: no AUC against labels)"
     yield f"  {'labels':12}{by_finding if isinstance(by_finding, str) else ', '.join(by_finding)}"
     if guess.template:
@@ -573,38 +571,33 @@ def _shown(guess: TableGuess) -> Iterator[str]:
         yield f"  {'not used':12}{name} ({words})"
 
 
-def _try(guess: TableGuess, out: Path) -> Trial:
-    """Read the table as a run does; `StudyError` where nothing is left."""
-    tree = {
-        "work": f"runs/{out.stem}",
-        "source": yaml.safe_load(config_text(guess, None))["source"],
-    }
-    config = check_config(tree, str(out))
+def _try(guess: TableGuess, out: Path) -> _Trial:
+    # Read the table as a run does, and print what is left of it.
+    config = check_config({"work": f"runs/{out.stem}", "source": guess.section()}, str(out))
     source = source_of(config)
     chosen = select(source.raw, config.source)
     with TemporaryDirectory() as folder:
         settings = config.source.model_copy(update={"max_reject_share": 1.0})
         counts = write_manifest(Path(folder), source, settings)
         reports = read_table(Path(folder), manifest.REPORTS).to_pylist()
-    listed = len(source.raw.images)
-    there = listed - counts["reasons"].get("missing_image", 0)
+    listed, reasons = len(source.raw.images), counts["reasons"]
+    there = (listed - reasons.get("missing_image", 0)) / max(1, listed)
     splits = ", ".join(f"{name} {size}" for name, size in counts["splits"].items())
-    lines = [
-        f"images      below {guess.root}, {there / max(1, listed):.0%} of those tried are there; "
-        f"{counts['images']} of {listed} can be used",
-        f"reports     {counts['reports']} of {counts['patients']} patients; {splits}",
-    ]
-    if counts["reasons"]:
-        reasons = (f"{reason} {count}" for reason, count in counts["reasons"].items())
-        lines.append(f"left out    {', '.join(reasons)}")
+    print("tried on the table:",
+          f"  images      below {guess.root}, {there:.0%} of those tried are there; "
+          f"{counts['images']} of {listed} can be used",
+          f"  reports     {counts['reports']} of {counts['patients']} patients; {splits}",
+          sep="\n")  # fmt: skip
+    if reasons:
+        words = ", ".join(f"{reason} {count}" for reason, count in reasons.items())
+        print(f"  left out    {words}")
     share = chosen.lost / chosen.candidates
     if share > config.source.max_reject_share:
-        lines.append(
-            f"{chosen.lost} of {chosen.candidates} rows cannot be used, which would end a run: "
-            "source.max_reject_share is set above that; correct the table, or be content with less"
-        )
+        print(f"  {chosen.lost} of {chosen.candidates} rows cannot be used, which would end a run: "
+              "source.max_reject_share is set above that; correct the table, or be content with "
+              "less")  # fmt: skip
     validated = [report for report in reports if report["split"] == "validate"]
-    return Trial(lines, share, counts["splits"], _can_judge(validated, config.evaluate.prompts))
+    return _Trial(share, counts["splits"], _can_judge(validated, config.evaluate.prompts))
 
 
 def _can_judge(reports: Sequence[Mapping[str, Any]], prompts: str) -> bool:
@@ -621,37 +614,31 @@ def _can_judge(reports: Sequence[Mapping[str, Any]], prompts: str) -> bool:
     return any(0 < present[name] < len(read) - unknown[name] for name in prompted)
 
 
-def config_text(guess: TableGuess, trial: Trial | None) -> str:
-    """Write a config for a guessed table as commented YAML; untried, its source alone."""
+def _config_text(guess: TableGuess, trial: _Trial) -> str:
     import torch
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from jinja2 import StrictUndefined, Template
 
-    root, table = guess.root.resolve(), guess.table.resolve()
-    frontal = [value for value, kind in guess.views.items() if kind == "frontal"]
-    are_ours = isinstance(guess.labels, str) or set(guess.labels) <= set(LABELS)
-    training, batch = trial.splits.get("train", 0) if trial else 0, _BATCH
+    source = guess.section()
+    if trial.reject_share > SourceConfig().max_reject_share:
+        source["max_reject_share"] = math.ceil(100 * trial.reject_share) / 100
+    training, batch = trial.splits.get("train", 0), _BATCH
     while batch > 2 and 4 * batch > training:
         batch //= 2
     has_gpu = torch.cuda.is_available()
     is_few = training < _FEW and not has_gpu
     least = _LEAST_STEPS[is_few]
     is_long = _EPOCHS * (training // batch) >= least
-    templates = Environment(  # noqa: S701 (YAML; every value is quoted)
-        loader=FileSystemLoader(Path(__file__).with_name("report")),
+    template = Template(
+        Path(__file__).with_name("report").joinpath("init.jinja").read_text(encoding="utf-8"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    templates.filters["quoted"] = partial(json.dumps, ensure_ascii=False)  # JSON is YAML
-    return templates.get_template("init.jinja").render(
-        guess=guess,
+    return template.render(
+        table=guess.table.name,
+        source=yaml.safe_dump({"source": source}, allow_unicode=True, sort_keys=False),
         trial=trial,
-        root=str(root),
-        table=str(table.relative_to(root) if table.is_relative_to(root) else table),
-        findings=[] if are_ours else [*guess.labels],
-        frontal=frontal if set(frontal) - {"AP", "PA", "FRONTAL"} else [],
-        validate_share=0.1 if guess.rows >= _SMALL else 0.2,
         has_gpu=has_gpu,
         is_few=is_few,
         is_foreign=bool(language_warning(guess.languages)),
