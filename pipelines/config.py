@@ -90,52 +90,6 @@ class Config(Section):
     """HTML report."""
 
 
-_FROZEN = "train.frozen names the encoders that stay as they are"
-WITHDRAWN: dict[str, str | tuple[str, object]] = {
-    "check.sample": "check_data looks at every image and report",
-    "eta.fit": ("search a and k with configs/sweeps/a_k.yaml", "none"),
-    "evaluate.adapter.similarity": "it is an attribute of what your callable builds",
-    "evaluate.demographics": "join scores.parquet with your table",
-    "evaluate.gallery": "the sentence of a box is found among those of all boxes",
-    "evaluate.images_per_finding": "all images with a label are used; AUC and balanced accuracy "
-    "do not depend on how common a finding is",
-    "evaluate.paraphrases": "evaluate twice, with other evaluate.prompts",
-    "evaluate.split": "the test split is evaluated",
-    "evaluate.threshold": "the level with the largest Youden index on the validation images "
-    "decides; scores.parquet has every margin for another rule",
-    "heads.kind": "a head is linear; run fit_head again",
-    "heads.features": ("heads read the mean region in the shared space", "space"),
-    "heads.labels": (
-        "every label of source.columns.labels gets a head that has images of both classes; map "
-        "those that you want",
-        [],
-    ),
-    "retrieval.timeout_s": ("a call of the engine takes 10 seconds at most", 10),
-    "index.splits": "all splits are indexed; filters of a question choose among them",
-    "likelihood.unit_pieces": "units of work are sized by themselves",
-    "objective.place_weight": ("the loss of places learned usual places on real images", 0),
-    "objective.places": "the loss of places learned usual places on real images",
-    "objective.similar_by": "write a loss of your own (docs/extending.md)",
-    "objective.similar_table": "write a loss of your own (docs/extending.md)",
-    "pretrain.also": "SimCLR learns from the run's own images",
-    "pretrain.eta": "SimCLR learns from the run's own images",
-    "probabilities.method": ("a curve has slope and intercept (Platt)", "platt"),
-    "source.images_per_study": "every frontal image is used",
-    "source.modalities": ("files of CR and DX are taken; a table may list any", ["CR", "DX"]),
-    "train.cache_features": _FROZEN,
-    "train.compile_backend": "the network is not compiled",
-    "train.gradient_checkpointing": "train.chunk saves the memory",
-    "train.image_frozen_steps": (_FROZEN, 0),
-    "train.image_learning_rate": "train.learning_rate is the image side's, "
-    "train.text_learning_rate the other's",
-    "train.scale_learning_rate": "train.learning_rate is taken as it is",
-    "train.text_frozen_steps": (_FROZEN, 0),
-    "train.torch_threads": ("workers says how many cores a stage takes", 0),
-}
-"""Setting that earlier versions had -> what holds now, and the value that says it: configs that
-say it go on."""
-
-
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file and apply `section.key=value` overrides.
 
@@ -157,18 +111,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 def check_config(tree: dict[str, Any], name: str) -> Config:
     """Make a config from a tree of plain values; errors call it `config NAME`.
 
-    ConfigError where a key is unknown or withdrawn, or a value breaks its rule.
+    ConfigError where a key is unknown, or a value breaks its rule.
     """
-    for key, held in WITHDRAWN.items():
-        words, *now = (held,) if isinstance(held, str) else held
-        *sections, leaf = key.split(".")
-        given: Any = tree
-        for section in sections:
-            given = given.get(section) if isinstance(given, dict) else None
-        if isinstance(given, dict) and leaf in given:
-            if [given[leaf]] != now:
-                raise ConfigError(f"config {name}: {key} is withdrawn: {words}; remove it")
-            tree = {**tree, sections[0]: {key: given[key] for key in given if key != leaf}}
     plugins = tree.get("plugins", ())
     if isinstance(plugins, list | tuple) and all(isinstance(item, str) for item in plugins):
         load_plugins(plugins)  # the names that they register are values of settings below

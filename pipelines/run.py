@@ -3,19 +3,12 @@
 A stage is forked from a process that imports what stages need once: of a run that only reuses,
 imports would be nearly all the time. Training of several processes is launched, unless its model
 is valid.
-
-A second run of a config (`--as`) has a folder next to the first's, which begins with hard links to
-its data. Files of artifacts are never changed in place: a stage that has other settings writes a
-folder of its own and puts it where the linked one was, so the first run keeps what it has.
 """
 
 import gc
 import json
 import multiprocessing
 import os
-import re
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,24 +22,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from medclip_dcl.core.artifact import HEADER, fingerprint_changes, read_artifact_header
+from medclip_dcl.core.artifact import fingerprint_changes, read_artifact_header
 from medclip_dcl.core.errors import ArtifactError, ConfigError, MedclipError, ending_with_fault
 from medclip_dcl.core.progress import OF_RUN, duration, writes_json
 
 from .cli import ConfigFile, Force, Log, Overrides, Replace, config_of, set_log
 from .job import STOPPED, Job, main_of, refuse_replacing
-from .stages import DATA_ARTIFACTS, REPORT, STAGES, stages_of
+from .stages import REPORT, STAGES, stages_of
 
 if TYPE_CHECKING:
     from .config import Config
 
-_SHARED = ("rows", *DATA_ARTIFACTS, "image_weights")
-_NAME = re.compile(r"\w[\w.-]*")
 _TRAIN = "train"
 _NOT_REUSED = 100  # no exit code of a stage
-# Turns, about .1 ms, that a waiting thread of libgomp spins before it sleeps. By default they are a
-# hundred times as many: where others use a core as well, a step may take 20 times as long.
-_SPINS = {"GOMP_SPINCOUNT": "10000"}
 
 
 def run(
@@ -54,14 +42,6 @@ def run(
         Path, typer.Argument(metavar="CONFIG", help="A YAML file, or a name such as `demo`.")
     ],
     overrides: Overrides = None,
-    name: Annotated[
-        str,
-        typer.Option(
-            "--as",
-            metavar="NAME",
-            help="Give the run a folder of its own, FOLDER-NAME, with the first's data.",
-        ),
-    ] = "",
     force: Annotated[
         list[str] | None,
         typer.Option(
@@ -80,10 +60,6 @@ def run(
     """
     set_log(log)
     force = force or []
-    if name:
-        first = _folder(config_of(config, overrides))
-        folder = share_data(first, name)
-        overrides = [*(overrides or ()), f"work={folder}"]
     loaded = config_of(config, overrides)
     arguments = _arguments(config, overrides)
     started = time.monotonic()
@@ -97,7 +73,7 @@ def run(
     with _Stopping() as stopping:
         code = _run_stages(loaded, stages, arguments, force, stopping)
     if code == 0:
-        _sum_up(loaded, time.monotonic() - started, name=name)
+        _sum_up(loaded, time.monotonic() - started)
     return code
 
 
@@ -108,7 +84,6 @@ def _run_stages(
     force: Sequence[str],
     stopping: "_Stopping",
 ) -> int:
-    os.environ.update(_SPINS | os.environ)  # before libgomp is loaded
     for stage in stages:  # each is forked from here, and would import it by itself
         main_of(stage)
     gc.freeze()  # no collection of a stage walks through what was imported
@@ -180,7 +155,7 @@ def run_train(
 
 def _launch(launcher: Sequence[str], words: Sequence[str]) -> int:
     with _Stopping() as stopping:
-        process = subprocess.Popen([*launcher, *words], env=_SPINS | os.environ)
+        process = subprocess.Popen([*launcher, *words])
         stopping.pass_on(process.terminate)
         return process.wait()
 
@@ -283,7 +258,7 @@ def _follow(stopping: _Stopping, function: Callable[..., int], *given: Any) -> i
     return process.exitcode or 0
 
 
-def _sum_up(config: "Config", seconds: float, *, name: str) -> None:
+def _sum_up(config: "Config", seconds: float) -> None:
     folder = _folder(config)
     report = folder / REPORT
     if writes_json() and not sys.stdout.isatty():
@@ -293,9 +268,6 @@ def _sum_up(config: "Config", seconds: float, *, name: str) -> None:
     from .results import summary_lines
 
     print("", *summary_lines(folder), sep="\n")
-    if name:
-        first = shlex.quote(str(folder.with_name(folder.name.removesuffix(f"-{name}"))))
-        print(f"compare  medclip compare {first} {shlex.quote(str(folder))}")
     print(f"in all   {duration(seconds)}")
 
 
@@ -303,42 +275,3 @@ def _folder(config: "Config") -> Path:
     from medclip_dcl.core.settings import resolve_path
 
     return resolve_path(config.work, config.work)
-
-
-def share_data(first: Path, name: str) -> Path:
-    """Make the folder of another run of the same config, and say what it shares; gives it.
-
-    What it holds already stays. ConfigError where the name is none of a folder.
-    """
-    if not _NAME.fullmatch(name):
-        raise ConfigError(f"--as {name!r} must be letters, digits, dots and dashes")
-    folder = first.with_name(f"{first.name}-{name}")
-    shared = [item for item in _unshared(first, folder) if _link(first / item, folder / item)]
-    if shared:
-        print(f"{folder} shares with {first}, as hard links: {', '.join(shared)}", flush=True)
-    return folder
-
-
-def _unshared(first: Path, folder: Path) -> Iterator[str]:
-    for name in _SHARED:
-        if (first / name / HEADER).is_file() and not (folder / name).exists():
-            yield name
-
-
-def _link(source: Path, target: Path) -> bool:
-    draft = target.with_name(f".{target.name}.shared")
-    shutil.rmtree(draft, ignore_errors=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(source, draft, copy_function=_link_file)
-    with suppress(FileExistsError, NotADirectoryError):  # another process was faster
-        draft.rename(target)
-        return True
-    shutil.rmtree(draft)
-    return False
-
-
-def _link_file(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        shutil.copy2(source, target)

@@ -1,6 +1,5 @@
 """A config is read as it is written, and a misspelt key never passes."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from api.settings import ServeSettings
 from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.core.settings import read_settings_of, resolve_path
-from pipelines.config import WITHDRAWN, check_config, load_config
+from pipelines.config import check_config, load_config
 from pipelines.stages import stages_of
 
 
@@ -81,12 +80,7 @@ def test_a_base_that_is_missing_or_leads_back_is_refused(config_file, base, mess
         ("source.column.text=a", r"did you mean source\.columns\?$"),
         ("zzz=1", r"zzz is not a setting; remove it, or correct the name$"),
         ("Trian.steps=1", r"did you mean train\?$"),
-        ("train.cache_features=true", r"train\.cache_features is withdrawn: train\.frozen names"),
-        ("heads.kind=linear", r"heads\.kind is withdrawn: a head is linear"),
-        ("evaluate.adapter.similarity=x", r"adapter\.similarity is withdrawn: it is an attribute"),
         ("evaluate.adapter.model=biovil", r"must read module:callable, or make a package of the"),
-        ("index.splits=[]", r"index\.splits is withdrawn: all splits are indexed; .* remove it$"),
-        ("eta.fit=a_k", r"eta\.fit is withdrawn"),
         (f"eta.a={'x' * 500}", r"eta\.a = 'x{59}\.\.\.: Input"),
     ],
 )
@@ -97,9 +91,7 @@ def test_an_override_that_is_none_is_refused_with_the_one_that_is_meant(
         load_config(config_file, [override])
 
 
-def test_a_withdrawn_setting_may_say_what_holds_now_and_a_missing_one_is_named(config_file):
-    same = load_config(config_file, ['eta.fit="none"', "objective.place_weight=0"])
-    assert same == load_config(config_file)
+def test_a_missing_setting_is_named() -> None:
     with pytest.raises(ConfigError, match=r"config x: work is missing; set it$"):
         check_config({"eta": {"a": 0.1}}, "x")
 
@@ -192,9 +184,3 @@ def test_an_empty_config_is_refused_with_the_way_to_one(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("# nothing yet\n")
     with pytest.raises(ConfigError, match=r"empty\.yaml is empty; `medclip init TABLE` writes one"):
         load_config(tmp_path / "empty.yaml")
-
-
-@pytest.mark.parametrize("key", WITHDRAWN)
-def test_the_refusal_of_a_withdrawn_setting_says_what_holds_now(config_file, key):
-    with pytest.raises(ConfigError, match=rf"{re.escape(key)} is withdrawn: .{{12,}}; remove it"):
-        load_config(config_file, [f"{key}=another"])

@@ -1,18 +1,18 @@
-"""A second run shares the files of the first, and does not destroy it without a word."""
+"""A second run does not destroy the first without a word."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from medclip_dcl.core.artifact import HEADER, Artifact, ArtifactType, make_fingerprint
+from medclip_dcl.core.artifact import Artifact, ArtifactType, make_fingerprint
 from medclip_dcl.core.artifact_writer import write_artifact
-from medclip_dcl.core.errors import ArtifactStale, ConfigError
+from medclip_dcl.core.errors import ArtifactStale
 from medclip_dcl.likelihood.eta import used_settings
 from pipelines.__main__ import main
 from pipelines.config import Config, check_config
 from pipelines.job import refuse_other_model
-from pipelines.run import refuse_to_replace, share_data
+from pipelines.run import refuse_to_replace
 from pipelines.stages import stages_of
 
 
@@ -105,32 +105,3 @@ def test_training_alone_refuses_other_inputs_too(tmp_path: Path) -> None:
     ):
         with pytest.raises(ArtifactStale, match=rf"a finished model.* \({change}\)"):
             refuse_other_model(tmp_path, kind, fingerprint | other)
-
-
-def test_data_are_linked_and_what_training_made_is_not(tmp_path, capsys):
-    first = tmp_path / "ours"
-    for name in ("prepared", "studies", "model"):
-        (first / name / "files").mkdir(parents=True)
-        (first / name / HEADER).write_text(name)
-        (first / name / "files/1").write_text("content")
-    (first / "manifest").mkdir()  # unfinished: no header
-    folder = share_data(first, "second")
-    assert folder == tmp_path / "ours-second"
-    assert sorted(path.name for path in folder.iterdir()) == ["prepared", "studies"]
-    shared = folder / "prepared/files/1"
-    assert shared.samefile(first / "prepared/files/1")
-    assert capsys.readouterr().out.endswith("as hard links: studies, prepared\n")
-    # An artifact that is made again takes the place of the links.
-    (folder / "prepared").rename(folder / ".old")
-    (folder / "prepared").mkdir()
-    (folder / "prepared" / HEADER).write_text("its own")
-    share_data(first, "second")
-    assert (folder / "prepared" / HEADER).read_text() == "its own"
-    assert (first / "prepared" / HEADER).read_text() == "prepared"
-    assert capsys.readouterr().out == ""
-
-
-def test_a_name_stays_in_its_folder(tmp_path: Path) -> None:
-    for name in ("../up", "a/b", "-x"):
-        with pytest.raises(ConfigError, match="must be letters, digits"):
-            share_data(tmp_path / "ours", name)
