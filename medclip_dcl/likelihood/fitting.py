@@ -98,31 +98,29 @@ class EncodedCorpus:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def draw(self, rows: int, mask_share: float, generator: torch.Generator) -> MaskedBatch:
+    def draw(self, rows: int, generator: torch.Generator) -> MaskedBatch:
         """Draw `rows` sentences of one length and mask them."""
         pivot = torch.randint(len(self), (1,), generator=generator)
         group = int(torch.searchsorted(self._ends, pivot, right=True))
         drawn = torch.randint(len(self._groups[group]), (rows,), generator=generator)
-        return self._mask(group, drawn, mask_share, generator)
+        return self._mask(group, drawn, generator)
 
-    def all_once(
-        self, rows: int, mask_share: float, generator: torch.Generator
-    ) -> Iterator[MaskedBatch]:
+    def all_once(self, rows: int, generator: torch.Generator) -> Iterator[MaskedBatch]:
         """Go through all sentences once, short ones first, at most `rows` in a batch."""
         for number, group in enumerate(self._groups):
             for start in range(0, len(group), rows):
                 part = torch.arange(start, min(start + rows, len(group)))
-                yield self._mask(number, part, mask_share, generator)
+                yield self._mask(number, part, generator)
 
     def _mask(
-        self, group: int, rows: Int[Tensor, " rows"], mask_share: float, generator: torch.Generator
+        self, group: int, rows: Int[Tensor, " rows"], generator: torch.Generator
     ) -> MaskedBatch:
         # 80 % masks, 10 % random pieces, 10 % as they are (Devlin et al. 2019, Section 3.1). At
         # least one piece of every sentence is asked, so that short ones are learned too: ours.
         ids = self._ids[group][rows]
         scored = self._words[group][rows] >= 0
         chance = torch.rand(ids.shape, generator=generator).masked_fill(~scored, 2.0)
-        predicted = (chance < mask_share) | (chance == chance.min(1, keepdim=True).values)
+        predicted = (chance < _MASK_SHARE) | (chance == chance.min(1, keepdim=True).values)
         labels = ids.masked_fill(~predicted, NOT_ASKED)
         kind = torch.rand(ids.shape, generator=generator)
         random_ids = torch.randint(self._vocabulary, ids.shape, generator=generator)
@@ -171,11 +169,8 @@ class FitStateFile:
         for name, parameter in model.named_parameters():
             with torch.no_grad():
                 parameter.copy_(tensors[f"weight/{name}"])
-            state = {kind: tensors[f"{kind}/{name}"] for kind in ("step", *_MOMENTS)}
-            optimizer.state[parameter] = {
-                kind: value if kind == "step" else value.to(parameter.device)
-                for kind, value in state.items()
-            }
+            moments = {kind: tensors[f"{kind}/{name}"].to(parameter.device) for kind in _MOMENTS}
+            optimizer.state[parameter] = {"step": tensors[f"step/{name}"], **moments}
         return step
 
     def remove(self) -> None:
@@ -229,7 +224,7 @@ def fit_model(
 
 @torch.inference_mode()
 def masked_accuracy(
-    model: BertForMaskedLM, corpus: EncodedCorpus, mask_share: float, batch: int, seed: int
+    model: BertForMaskedLM, corpus: EncodedCorpus, batch: int, seed: int
 ) -> dict[str, float]:
     """Measure how well masked word pieces of unseen sentences are restored.
 
@@ -240,7 +235,7 @@ def masked_accuracy(
     generator = torch.Generator().manual_seed(seed)
     right = predicted = 0
     nats = 0.0
-    for masked in corpus.all_once(batch, mask_share, generator):
+    for masked in corpus.all_once(batch, generator):
         logits, labels = _predict(model, masked)
         right += int((logits.argmax(-1) == labels).sum())
         nats += float(F.cross_entropy(logits, labels, reduction="sum"))
@@ -260,7 +255,7 @@ def _step(
     generator: torch.Generator,
 ) -> float:
     rows = -(-settings.batch // _DRAWS)
-    batches = [corpus.draw(rows, _MASK_SHARE, generator) for _ in range(_DRAWS)]
+    batches = [corpus.draw(rows, generator) for _ in range(_DRAWS)]
     predicted = sum(int((batch.labels != NOT_ASKED).sum()) for batch in batches)
     total = 0.0
     optimizer.zero_grad(set_to_none=True)
@@ -287,11 +282,9 @@ def _predict(model: BertForMaskedLM, batch: MaskedBatch) -> tuple[Tensor, Tensor
 
 
 def _optimizer(model: BertForMaskedLM, learning_rate: float) -> torch.optim.AdamW:
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
     groups = [
-        {"params": matrices, "weight_decay": _WEIGHT_DECAY},
-        {"params": others, "weight_decay": 0.0},
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": _WEIGHT_DECAY},
+        {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
     ]
     # .98 remembers 50 steps; the usual .999 remembers 1,000, as many as a whole fit has.
     return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98), foreach=True)
@@ -301,13 +294,6 @@ def _decay(step: int, settings: LanguageModelConfig) -> float:
     # Share of the peak learning rate that a step uses.
     warmup = max(1, round(_WARMUP_SHARE * settings.steps))
     return min((step + 1) / warmup, (settings.steps - step) / max(1, settings.steps - warmup))
-
-
-def _card(facts: Mapping[str, Any], settings: Mapping[str, Any], began: str) -> str:
-    # Counts and scalars of the run, no texts; equal arguments give equal cards. Empty settings: it
-    # was not fitted here; empty `began`: from random weights.
-    template = jinja2.Template(_CARD.read_text(encoding="utf-8"), keep_trailing_newline=True)
-    return str(template.render(facts=facts, settings=settings, began=began))
 
 
 def fit_language_model(
@@ -340,7 +326,7 @@ def fit_language_model(
     state = FitStateFile(folder)
 
     def measured() -> dict[str, float]:
-        scores = masked_accuracy(loaded.model, unseen, _MASK_SHARE, settings.batch, seed)
+        scores = masked_accuracy(loaded.model, unseen, settings.batch, seed)
         return {name: round(value, 5) for name, value in scores.items()}
 
     before = {}
@@ -383,8 +369,12 @@ def _write(
     settings: Mapping[str, Any],
     began: str,
 ) -> None:
+    # The card has counts and scalars of the run, no texts, and is the same for equal arguments.
+    # Empty settings: it was not fitted here; empty `began`: from random weights.
+    template = jinja2.Template(_CARD.read_text(encoding="utf-8"), keep_trailing_newline=True)
+    card = template.render(facts=facts, settings=settings, began=began)
     save_language_model(loaded.model, loaded.tokenizer, folder)
-    write_text(folder / CARD, _card(facts, settings, began))
+    write_text(folder / CARD, card)
 
 
 def _is_held_out(study_id: str) -> bool:

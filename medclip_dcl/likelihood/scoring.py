@@ -65,10 +65,7 @@ _MOST_PIECES = {"cpu": 200_000, "cuda": 2_000_000}  # of a unit, for models that
 _FEW_PIECES = 1024  # a unit need not be smaller, even where there are few sentences
 _SMALLEST_SHARE = 64  # units that a corpus falls into at least, beyond that size
 
-_PART_COLUMNS = (
-    Column("text_key", pa.string(), "`text_key` of the sentence"),
-    Column("pll_nats", pa.float64(), "its pseudo-log-likelihood, nats"),
-)
+_PART_COLUMNS = LIKELIHOODS.columns[:2]  # text_key, pll_nats
 
 
 @dataclass(frozen=True)
@@ -208,11 +205,10 @@ class Scorer:
     """Scores tasks in this process."""
 
     def __init__(self, options: ScoringOptions) -> None:
-        self._options = options
+        self._variant = options.variant
         loaded = masked_lm.load_language_model(options.folder)
-        self._model = model = cast(Any, loaded.model)
-        model.to(device=options.device)
-        self._tokenizer = loaded.tokenizer
+        self._model, self._tokenizer = cast(Any, loaded.model), loaded.tokenizer
+        self._model.to(device=options.device)
         self._limit = int(self._model.config.max_position_embeddings)
         with _one_thread():
             self._engine = masked_lm.prepare_engine(
@@ -231,7 +227,7 @@ class Scorer:
                 self._model,
                 encode_sentences(self._tokenizer, task.texts, self._limit),
                 self._tokenizer.mask_token_id,
-                self._options.variant,
+                self._variant,
                 self._budget,
                 engine=self._engine,
             )
@@ -287,12 +283,13 @@ def score_tasks(
         while idle:
             # `idle` first: with nobody idle left, zip must not take a task and drop it.
             for connection, task in zip(idle, waiting, strict=False):
-                _send(connection, task, crew)
+                with suppress(ConnectionError):  # it has ended, and its end is received below
+                    connection.send(task)
                 busy.append(connection)
             yield from answers  # once the workers have more to do
             idle = [item for item in wait(busy) if isinstance(item, Connection)] if busy else []
             busy = [connection for connection in busy if connection not in idle]
-            answers = [_receive(connection, crew) for connection in idle]
+            answers = [_receive(connection, crew[connection]) for connection in idle]
     finally:
         for connection, process in crew.items():
             connection.close()
@@ -322,30 +319,18 @@ def _work(connection: Connection, options: ScoringOptions) -> None:
             connection.send(error)
 
 
-def _send(connection: Connection, task: Task, crew: Mapping[Connection, BaseProcess]) -> None:
-    try:
-        connection.send(task)
-    except ConnectionError as error:
-        _receive(connection, crew)  # raises what the worker said before it ended
-        raise _died(crew[connection]) from error
-
-
-def _receive(connection: Connection, crew: Mapping[Connection, BaseProcess]) -> Scores:
+def _receive(connection: Connection, process: BaseProcess) -> Scores:
     try:
         answer = connection.recv()
     except (EOFError, ConnectionError) as error:
-        raise _died(crew[connection]) from error
+        process.join()
+        raise errors.ScoreError(
+            f"a scoring process ended with code {process.exitcode}; lower workers, "
+            "and run again to go on"
+        ) from error
     if isinstance(answer, errors.MedclipError):
         raise answer
     return cast(Scores, answer)
-
-
-def _died(process: BaseProcess) -> errors.ScoreError:
-    process.join()
-    return errors.ScoreError(
-        f"a scoring process ended with code {process.exitcode}; lower workers, "
-        "and run again to go on"
-    )
 
 
 class CorpusScoring:
@@ -415,7 +400,9 @@ class CorpusScoring:
         if damaged:
             self._say(damaged_parts=damaged, state="their sentences are scored again")
         left = np.flatnonzero(np.isnan(_acknowledged(parts, pa.array(keys))))
-        units = list(_by_unit(plan, left))
+        left = left[np.argsort(plan.unit[left], kind="stable")]
+        ends = np.flatnonzero(np.diff(plan.unit[left])) + 1
+        units = [rows for rows in np.split(left, ends) if len(rows)]
         tasks = (
             Task(number, tuple(texts[row] for row in rows)) for number, rows in enumerate(units)
         )
@@ -438,13 +425,6 @@ class CorpusScoring:
         if self._workers:
             return min(most, self._workers) if device == "cuda" else self._workers
         return max(1, min(most, math.floor(operations / _WORTH_A_PROCESS[device])))
-
-
-def _by_unit(plan: Plan, left: Ints) -> Iterator[Ints]:
-    # Rows of the sentences that are left, one unit after the other.
-    rows = left[np.argsort(plan.unit[left], kind="stable")]
-    ends = np.flatnonzero(np.diff(plan.unit[rows])) + 1
-    yield from (part for part in np.split(rows, ends) if len(part))
 
 
 def _acknowledged(parts: pa.Table, keys: pa.Array) -> Floats:

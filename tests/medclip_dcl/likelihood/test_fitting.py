@@ -37,9 +37,9 @@ def weights(model) -> dict[str, torch.Tensor]:
 
 def test_fitting_restores_masked_pieces_of_the_corpus():
     model, corpus = tiny_bert(scale=0, dropout=0.0), tiny_corpus()
-    before = masked_accuracy(model, corpus, 0.15, 4, seed=1)
+    before = masked_accuracy(model, corpus, 4, seed=1)
     fit_model(model, corpus, SETTINGS.model_copy(update={"steps": 150}), seed=0)
-    after = masked_accuracy(model, corpus, 0.15, 4, seed=1)
+    after = masked_accuracy(model, corpus, 4, seed=1)
     assert before["held_out_accuracy"] < 0.4
     assert after["held_out_accuracy"] > 0.6
     assert after["held_out_nats"] < before["held_out_nats"] / 2
@@ -93,7 +93,7 @@ def test_a_gradient_that_is_no_number_stops_the_fit():
 
 def test_trimmed_forward_pass_equals_the_whole_model():
     model, corpus = tiny_bert(), tiny_corpus()
-    batch = corpus.draw(6, 0.3, torch.Generator().manual_seed(0))
+    batch = corpus.draw(6, torch.Generator().manual_seed(0))
     logits, labels = _predict(model, batch)
     asked = batch.labels != NOT_ASKED
     torch.testing.assert_close(logits, model(batch.ids).logits[asked], atol=1e-5, rtol=1e-5)
@@ -104,7 +104,7 @@ def test_batches_hold_one_length_and_draw_sentences_alike():
     corpus = tiny_corpus()
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
-        batch = corpus.draw(5, 0.15, generator)
+        batch = corpus.draw(5, generator)
         asked = batch.labels != NOT_ASKED
         assert asked.any(1).all()
         assert not asked[:, 0].any()
@@ -115,7 +115,7 @@ def test_batches_hold_one_length_and_draw_sentences_alike():
     encodings = encode_sentences(tokenizer, ["no ."] * 30 + ["no effusion ."] * 10)
     corpus = EncodedCorpus(encodings, len(tokenizer), tokenizer.mask_token_id)
     generator = torch.Generator().manual_seed(0)
-    short = sum(corpus.draw(1, 0.15, generator).ids.shape[1] == 4 for _ in range(400))
+    short = sum(corpus.draw(1, generator).ids.shape[1] == 4 for _ in range(400))
     assert 270 <= short <= 330
 
 
@@ -123,12 +123,12 @@ def test_eight_of_ten_asked_pieces_are_masks():
     corpus = tiny_corpus(100)
     generator = torch.Generator().manual_seed(0)
     masks = asked = same = 0
-    for batch in corpus.all_once(50, 0.3, generator):
+    for batch in corpus.all_once(50, generator):
         where = batch.labels != NOT_ASKED
         asked += int(where.sum())
         masks += int((batch.ids[where] == 4).sum())
         same += int((batch.ids[where] == batch.labels[where]).sum())
-    assert sum(len(b.ids) for b in corpus.all_once(50, 0.3, generator)) == len(corpus) == 600
+    assert sum(len(b.ids) for b in corpus.all_once(50, generator)) == len(corpus) == 600
     assert masks / asked == pytest.approx(0.8, abs=0.04)
     assert same / asked == pytest.approx(0.1, abs=0.04)
 
