@@ -146,31 +146,20 @@ Source = Literal["dicom", "jpeg", "png", "array"]
 
 @dataclass(frozen=True)
 class GreyImage:
-    """One image as it is displayed.
-
-    Attributes:
-        pixels: uint16 (height, width); the darkest valid pixel is 0, the brightest
-            65535, in between linear; padding is 0; a constant image is all zeros.
-        bits_stored: bits of a stored value.
-        source: format of the file; `array`: the pixels were given.
-        inverted: whether MONOCHROME1 was turned round.
-        constant: whether all valid pixels were equal.
-        spacing_mm: millimetres between rows and between columns, where known.
-        window: centre and width of the file's first window, on the scale of
-            `pixels`, where it has one that was not applied.
-        tags: DICOM code strings that name no person (see `dicom.reader.PUBLIC_TAGS`).
-        ignored: optional attributes whose values cannot be used, and are as good as absent.
-        levels: lowest and highest level of an 8-bit picture, as it is stored.
-    """
+    """One image as it is displayed."""
 
     pixels: npt.NDArray[np.uint16]
+    """(height, width); the darkest valid pixel is 0, the brightest 65535, in between linear;
+    padding is 0; a constant image is all zeros."""
     bits_stored: int  # of a stored value
     source: Source  # format of the file; `array`: the pixels were given
     inverted: bool = False  # whether MONOCHROME1 was turned round
     constant: bool = False  # whether all valid pixels were equal
-    spacing_mm: tuple[float, float] | None = None  # between rows and between columns
-    window: tuple[float, float] | None = None  # centre and width of one that was not applied
-    tags: dict[str, str] = field(default_factory=dict)  # code strings, of `reader.PUBLIC_TAGS`
+    spacing_mm: tuple[float, float] | None = None  # between rows and between columns, where known
+    window: tuple[float, float] | None = None
+    """Centre and width of the file's first window, on the scale of `pixels`, where it has one that
+    was not applied."""
+    tags: dict[str, str] = field(default_factory=dict)  # of `dicom.reader.PUBLIC_TAGS`
     ignored: tuple[str, ...] = ()  # optional attributes whose values cannot be used
     levels: tuple[float, float] | None = None  # lowest and highest of an 8-bit picture, as stored
 

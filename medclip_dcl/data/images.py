@@ -1,7 +1,6 @@
 """The one gate through which images enter: a pool of processes, which alone decode."""
 
 import atexit
-import contextlib
 import functools
 import io
 import json
@@ -17,6 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -150,10 +150,11 @@ class Decoder:
         with _checked(source, self._settings.max_bytes) as checked:
             worker = self._idle.get()
             try:
-                try:
-                    facts, pixels = worker.ask(request, checked)
-                except _WorkerDied:  # of this image, or by a killer of processes: once more
-                    facts, pixels = worker.ask(request, checked)
+                with nullcontext(checked) if isinstance(checked, int) else scratch(checked) as file:
+                    try:
+                        facts, pixels = worker.ask(request, file)
+                    except _WorkerDied:  # of this image, or by a killer of processes: once more
+                        facts, pixels = worker.ask(request, file)
             finally:
                 self._idle.put(worker)
         if pixels is None:
@@ -178,16 +179,12 @@ class _Worker:
         self._closed = False
 
     def ask(
-        self, request: dict[str, Any], image: "int | bytes | memoryview"
+        self, request: dict[str, Any], file: int
     ) -> tuple[dict[str, Any], npt.NDArray[Any] | None]:
         try:
             channel = self._started()
             channel.settimeout(self._settings.deadline_s)
-            if isinstance(image, int):
-                send(channel, request, image)
-            else:
-                with scratch(image) as handle:
-                    send(channel, request, handle)
+            send(channel, request, file)
             facts, answer = receive(channel)
             if answer is None:
                 if "errno" in facts:
@@ -203,14 +200,12 @@ class _Worker:
                 return facts, read_array(answer, facts["shape"], np.uint16)
             finally:
                 os.close(answer)
-        except TimeoutError as error:
-            self.kill()
-            raise ImageError("deadline", "decoding exceeds images.deadline_s") from error
-        except Closed as error:
-            self.kill()
-            raise _WorkerDied("worker_died", "the decode worker died on this image") from error
-        except BaseException:  # a stop in the middle of a message: the next one would not fit it
-            self.kill()
+        except BaseException as error:
+            self.kill()  # also at a stop in the middle of a message: the next would not fit it
+            if isinstance(error, TimeoutError):
+                raise ImageError("deadline", "decoding exceeds images.deadline_s") from error
+            if isinstance(error, Closed):
+                raise _WorkerDied("worker_died", "the decode worker died on this image") from error
             raise
 
     # `close` may call this from another thread while `ask` waits: closing the socket ends the wait,
@@ -274,7 +269,7 @@ def _spawn(settings: ImagesConfig) -> tuple[socket.socket, subprocess.Popen[byte
     return ours, process
 
 
-@contextlib.contextmanager
+@contextmanager
 def _checked(source: ImageSource, max_bytes: int) -> Iterator[int | bytes | memoryview]:
     """Check size and first bytes; a path becomes a descriptor, so none is exchanged meanwhile."""
     if not isinstance(source, Path):
@@ -352,7 +347,7 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any], int | None]:
     return header, handles[0] if handles else None
 
 
-@contextlib.contextmanager
+@contextmanager
 def scratch(data: bytes | memoryview) -> Iterator[int]:
     """Lay bytes into a nameless file in memory, and yield its descriptor."""
     if hasattr(os, "memfd_create"):
@@ -386,16 +381,12 @@ def read_array(
     Raises:
         Closed: there are fewer bytes than the shape needs.
     """
-    array: npt.NDArray[Any] = np.empty(shape, dtype=kind)
-    view, at = array.data.cast("B"), 0
     with open(handle, "rb", buffering=0, closefd=False) as file:
         file.seek(0)  # the writer of the file left the offset that both share at its end
-        while at < len(view):
-            got = file.readinto(view[at:])
-            if not got:
-                raise Closed
-            at += got
-    return array
+        array: npt.NDArray[Any] = np.fromfile(file, kind, math.prod(shape))
+    if array.size < math.prod(shape):
+        raise Closed
+    return array.reshape(shape)
 
 
 _decoders: dict[tuple[int, ImagesConfig, int], Decoder] = {}

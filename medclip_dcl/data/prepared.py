@@ -82,10 +82,9 @@ def write_shard(
     offsets = pa.py_buffer(np.arange(0, (count + 1) * area, area, dtype=np.int64))
     data = pa.py_buffer(np.ascontiguousarray(pixels))
     columns = [
-        pa.array(list(image_ids), pa.string()),
+        pa.array(image_ids, pa.string()),
         pa.Array.from_buffers(pa.large_binary(), count, [None, offsets, data]),
-        pa.array(sizes[:, 0], pa.int32()),
-        pa.array(sizes[:, 1], pa.int32()),
+        *(pa.array(lengths, pa.int32()) for lengths in sizes.T),
     ]
     facts = {"size_px": str(size_px), "rejects": json.dumps(list(rejects))}
     schema = _SCHEMA.with_metadata(facts)
@@ -94,13 +93,6 @@ def write_shard(
     with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.record_batch(columns, schema=schema))
     files.write_bytes(folder / _SHARD.format(number), sink.getvalue())
-
-
-def _read_shard_rejects(folder: Path, number: int) -> tuple[int, list[list[str]]]:
-    """Read the number of images kept, and id and reason code of those refused."""
-    batch = _open_shard(folder / _SHARD.format(number))
-    rejects: list[list[str]] = json.loads(batch.schema.metadata[b"rejects"])
-    return batch.num_rows, rejects
 
 
 def require_fit(prepared: Artifact, images: ImagesConfig) -> None:
@@ -151,8 +143,7 @@ class PreparedImages:
     @cached_property
     def image_ids(self) -> list[str]:
         """Ids of the images, in the order of the rows."""
-        ids: list[str] = self.id_column.to_pylist()
-        return ids
+        return list(self.id_column.to_pylist())
 
     @cached_property
     def row_of(self) -> dict[str, int]:
@@ -279,9 +270,9 @@ def prepare_images(
                         progress.advance(len(batch))
                     _write(folder, number, part, answers, settings.size_px)
     # From the shards and not from memory: some may be of a run that was killed.
-    answers_of = [_read_shard_rejects(folder, number) for number, _ in parts]
-    rejects = [item for _, rows in answers_of for item in rows]
-    reasons = dict(Counter(reason for _, reason in rejects))
+    shards = [_open_shard(folder / _SHARD.format(number)) for number, _ in parts]
+    rejects = [item for shard in shards for item in json.loads(shard.schema.metadata[b"rejects"])]
+    reasons = dict(sorted(Counter(reason for _, reason in rejects).items()))
     if images and len(rejects) / len(images) > max_reject_share:
         raise StudyError(
             f"{len(rejects)} of {len(images)} images were refused ({reasons}), more than "
@@ -290,9 +281,9 @@ def prepare_images(
     rows = [{"id": name, "stage": ARTIFACT.job, "reason": reason} for name, reason in rejects]
     write_table(folder, manifest.REJECTS, rows)
     return {
-        "images": sum(count for count, _ in answers_of),
+        "images": sum(shard.num_rows for shard in shards),
         "rejected": len(rejects),
-        "reasons": dict(sorted(reasons.items())),
+        "reasons": reasons,
         "size_px": settings.size_px,
     }
 

@@ -14,6 +14,7 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial, reduce
 from itertools import islice
 from pathlib import Path
@@ -178,13 +179,11 @@ def _read_csv(path: Path, encoding: str, fallback: str = "") -> Iterator[pa.Tabl
 
 
 def _is_text(path: Path, encoding: str) -> bool:
-    with _open_text(path, encoding) as text:
-        try:
-            while text.read(1 << 20):
-                pass
-        except UnicodeError:
-            return False
-    return True
+    with _open_text(path, encoding) as text, suppress(UnicodeError):
+        while text.read(1 << 20):
+            pass
+        return True
+    return False
 
 
 def _string_table(names: Sequence[str], rows: Sequence[list[str]]) -> pa.Table:
@@ -204,18 +203,15 @@ def _sniff(path: Path, encoding: str) -> tuple[str, int]:
     if named and named[1] in _SEPARATORS:
         return named[1], 1
 
-    def fields(separator: str) -> tuple[int, int]:
-        rows: list[list[str]] = []
+    def fields(separator: str) -> tuple[bool, int]:
         try:
             reader = filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=separator))
-            rows += islice(reader, _SAMPLE_ROWS + 1)
+            lengths = [len(row) for row in islice(reader, _SAMPLE_ROWS + 1)] or [0]
         except csv.Error:  # a quoted field beyond any length: no row is read
-            return 0, 0
-        if len(rows) > _SAMPLE_ROWS or len(text) == _SAMPLE_LETTERS:
-            rows = rows[:-1] or rows  # the last may be cut off
-        lengths = [len(row) for row in rows] or [0]
-        is_even = len({*lengths}) == 1 and lengths[0] > 1
-        return lengths[0] if is_even else 0, lengths[0]
+            return False, 0
+        if len(lengths) > _SAMPLE_ROWS or len(text) == _SAMPLE_LETTERS:
+            lengths = lengths[:-1] or lengths  # the last row may be cut off
+        return len({*lengths}) == 1 and lengths[0] > 1, lengths[0]
 
     # Even rows go before many fields: texts hold more commas than a table has columns.
     return max(_SEPARATORS, key=fields), 0  # of equal ones the first
@@ -283,12 +279,11 @@ def _check_quotes(lines: Sequence[str], separator: str, start: int, where: str) 
 
 def _like_rows(text: str, separator: str, columns: int) -> int:
     lines = text.splitlines()[1:]
-    alike = [
-        line
+    alike = sum(
+        line.count(separator) == columns - 1 and " " not in line.split(separator, 1)[0]
         for line in lines
-        if line.count(separator) == columns - 1 and " " not in line.split(separator, 1)[0]
-    ]
-    return len(alike) if columns > 1 and 2 * len(alike) > len(lines) >= _LIKE_ROWS else 0
+    )
+    return alike if columns > 1 and 2 * alike > len(lines) >= _LIKE_ROWS else 0
 
 
 def _of_other_length(
@@ -491,7 +486,8 @@ def strings(column: Any, table: str, name: str) -> list[str]:
     if pa.types.is_floating(column.type):
         # pandas writes 7 as 7.0 where another row is blank: an id must not change by that.
         column = pc.if_else(pc.is_finite(column), column, None)
-        if pc.all(pc.equal(column, pc.floor(column))).as_py() and _largest(column) < 2**53:
+        largest = pc.max(pc.abs(column)).as_py() or 0
+        if pc.all(pc.equal(column, pc.floor(column))).as_py() and largest < 2**53:
             column = column.cast(pa.int64())
     try:
         values: list[str] = pc.fill_null(pc.cast(column, pa.string()), "").to_pylist()
@@ -501,10 +497,6 @@ def strings(column: Any, table: str, name: str) -> list[str]:
             "huggingface, which writes them out once"
         ) from error
     return values
-
-
-def _largest(column: Any) -> float:
-    return float(pc.max(pc.abs(column)).as_py() or 0)
 
 
 def read_columns(path: Path, columns: Sequence[str], fallback: str = "") -> Iterator[pa.Table]:
@@ -522,12 +514,12 @@ def read_columns(path: Path, columns: Sequence[str], fallback: str = "") -> Iter
             with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
                 schema = file.schema_arrow
                 heads = [head for head, _ in _split(schema.names, wanted, path)]
-                yield take_columns(schema.empty_table(), schema, wanted, path)
+                yield take_columns(schema.empty_table(), wanted, path)
                 for batch in file.iter_batches(_PART_ROWS, columns=heads, use_threads=False):
-                    yield take_columns(pa.Table.from_batches([batch]), schema, wanted, path)
+                    yield take_columns(pa.Table.from_batches([batch]), wanted, path)
         else:
             for part in _read_parts(path, fallback):
-                yield take_columns(part, part.schema, wanted, path)
+                yield take_columns(part, wanted, path)
     except (pa.ArrowException, OSError) as error:
         raise StudyError(
             f"table {path} cannot be read ({_error_words(error)}); write it again"
@@ -551,26 +543,26 @@ def _split_column(names: Sequence[str], column: str) -> tuple[str, list[str]] | 
     return None
 
 
-def take_columns(table: pa.Table, schema: pa.Schema, wanted: Sequence[str], path: Path) -> pa.Table:
-    """Take columns by dotted name, with the names of ClassLabels, which `schema` has."""
-    features = _features(schema, path)
+def take_columns(table: pa.Table, wanted: Sequence[str], path: Path) -> pa.Table:
+    """Take columns by dotted name, with the names of ClassLabels, which the metadata have."""
+    features = _features(table.schema, path)
     columns = {}
-    for column, (head, fields) in zip(wanted, _split(schema.names, wanted, path), strict=True):
+    for column, (head, fields) in zip(
+        wanted, _split(table.column_names, wanted, path), strict=True
+    ):
         labels = _class_names(features, [head, *fields], path.name)
         empty = pa.array([], table.schema.field(head).type)
         try:
             chunks = [take_field(chunk, fields) for chunk in (*table.column(head).chunks, empty)]
+            named = [_named(chunk, labels) for chunk in chunks] if labels else chunks
+            columns[column] = pa.chunked_array(named)
         except KeyError:
             raise no_column(path.name, [column], []) from None
-        if labels:
-            try:
-                chunks = [_named(chunk, labels) for chunk in chunks]
-            except pa.ArrowIndexError as error:
-                raise StudyError(
-                    f"a ClassLabel of {path.name} has numbers beyond its names; write the file "
-                    "with all of them"
-                ) from error
-        columns[column] = pa.chunked_array(chunks)
+        except pa.ArrowIndexError as error:
+            raise StudyError(
+                f"a ClassLabel of {path.name} has numbers beyond its names; write the file "
+                "with all of them"
+            ) from error
     return pa.table(columns)
 
 
@@ -583,26 +575,24 @@ def take_field(array: pa.Array, fields: Sequence[str]) -> pa.Array:
         return pc.struct_field(objects, name)
 
     for name in fields:
-        array = within_lists(array, partial(child, name=name))
+        array = _within_lists(array, partial(child, name=name))
     return array
 
 
 def is_list(kind: pa.DataType) -> bool:
     """Whether values of a type are lists."""
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
+    return isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
 
 
-def within_lists(array: pa.Array, change: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    """Change what lists hold, lists of lists included; the lists keep their lengths and nulls."""
+def _within_lists(array: pa.Array, change: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    # What lists hold is changed, lists of lists included; they keep their lengths and nulls.
     if not is_list(array.type):
         return change(array)
     lengths = pc.list_value_length(array)
     ends = np.cumsum(pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False), dtype=np.int64)
     missing = np.append(array.is_null().to_numpy(zero_copy_only=False), False)
     offsets = pa.array(np.append(0, ends), pa.int64(), mask=missing)
-    return pa.LargeListArray.from_arrays(offsets, within_lists(pc.list_flatten(array), change))
+    return pa.LargeListArray.from_arrays(offsets, _within_lists(pc.list_flatten(array), change))
 
 
 def _features(schema: pa.Schema, path: Path) -> Any:
@@ -638,7 +628,7 @@ def _named(array: pa.Array, labels: Sequence[str]) -> pa.Array:
     def name(codes: pa.Array) -> pa.Array:
         return pa.array(labels).take(pc.if_else(pc.less(codes, 0), None, codes))
 
-    return within_lists(array, name)
+    return _within_lists(array, name)
 
 
 _EXCEL_TEXT = re.compile(r'="(.*)"', re.DOTALL)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -75,9 +75,7 @@ def read_boxes(
         if image is None:
             unknown += 1
             continue
-        row = {"image_id": image.image_id, "subject_id": subject, "category": category}
-        row |= {"phrase": " ".join(phrase.split())}
-        rows.append(row | dict(zip(_NUMBERS, numbers, strict=True)))
+        rows.append(_box_row(image, category, phrase, numbers))
     # Boxes of some other images are usual, as of another release; of other images alone, a fault.
     if table and unknown == len(table):
         alike = would_join((clean_id(values[0]) for _, values in table), image_of)
@@ -123,26 +121,34 @@ def boxes_of_image(
         without += bool(text.strip()) and not group
         for box in group:
             numbers = _numbers(_placed(box, image, settings, row_number), row_number)
-            row = {"image_id": image.image_id, "subject_id": image.subject_id, "category": kind}
-            row |= {"phrase": " ".join(text.split())}
-            rows.append(row | dict(zip(_NUMBERS, numbers, strict=True)))
+            rows.append(_box_row(image, kind, text, numbers))
     return rows, without
 
 
-def _placed(box: Any, image: ImageRecord, settings: SourceConfig, row_number: int) -> _Row:
+def _box_row(
+    image: ImageRecord, category: str, phrase: str, numbers: Sequence[float]
+) -> dict[str, Any]:
+    return {
+        "image_id": image.image_id,
+        "subject_id": image.subject_id,
+        "category": category,
+        "phrase": " ".join(phrase.split()),
+        **dict(zip(_NUMBERS, numbers, strict=True)),
+    }
+
+
+def _placed(
+    box: Any, image: ImageRecord, settings: SourceConfig, row_number: int
+) -> Sequence[str | float]:
     # As a row of a box table: left, top, width and height, and the size of the image.
-    if (
-        not isinstance(box, list)
-        or len(box) != 4
-        or not all(isinstance(n, int | float) for n in box)
-    ):
-        raise _no_box(row_number)
-    x, y, width, height = box
+    try:
+        x, y, width, height = (n + 0.0 for n in box)
+    except (TypeError, ValueError) as error:
+        raise _no_box(row_number) from error
     if settings.box_form.startswith("xyxy"):
         width, height = width - x, height - y
     if not settings.box_form.endswith("_fraction"):
-        size = _sides(("", ""), image, row_number)
-        return *(str(number) for number in (x, y, width, height)), *size
+        return x, y, width, height, *_sides(("", ""), image, row_number)
     # Where nobody states the size, the image is one wide and one high.
     across, down = (image.width_px, image.height_px) if image.width_px * image.height_px else (1, 1)
     if not (min(x, y) >= -_ROUNDED and max(x + width, y + height) <= 1 + _ROUNDED):
@@ -150,8 +156,7 @@ def _placed(box: Any, image: ImageRecord, settings: SourceConfig, row_number: in
     # Rounding puts edges a little outside: what is left is the part inside.
     left, top = max(x, 0.0), max(y, 0.0)
     width, height = min(width, 1 - left), min(height, 1 - top)
-    numbers = (left * across, top * down, width * across, height * down, across, down)
-    return tuple(str(number) for number in numbers)
+    return left * across, top * down, width * across, height * down, across, down
 
 
 def _no_box(row_number: int) -> StudyError:
@@ -205,17 +210,13 @@ def _sides(stated: _Row, image: ImageRecord | None, row_number: int) -> _Row:
     return (str(image.width_px), str(image.height_px))
 
 
-def _numbers(values: _Row, row_number: int) -> tuple[float, ...]:
+def _numbers(values: Sequence[str | float], row_number: int) -> tuple[float, ...]:
     try:
         numbers = tuple(float(value) for value in values)
     except ValueError as error:
         raise StudyError(
             f"row {row_number} of the box table holds no number; correct it"
         ) from error
-    if len(numbers) != 6:
-        raise StudyError(
-            f"row {row_number} of the box table has {len(numbers)} numbers, not 6; correct it"
-        )
     x, y, width, height, image_width, image_height = numbers
     # An edge may be rounded up by a pixel.
     is_known = image_width * image_height > 0  # 0: pixels of the image's file

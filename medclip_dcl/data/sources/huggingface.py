@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SPLIT = re.compile(r"\w+([.-]\w+)*")
 _DOWNLOADED = ".downloaded.json"  # in the root: which commit is there, whole
 _BATCH = 16  # rows in memory at a time
-_PART_ROWS = 512  # of the unit that is resumed
+_PART_BATCHES = 32  # of the unit that is resumed
 _LARGEST = 1 << 30  # bytes of a file that is copied; the image gate has its own limit
 
 
@@ -152,35 +153,28 @@ def _write_rows(folder: Path, root: Path, split: str, settings: SourceConfig) ->
     parts = sorted(folder.glob(f"{split}-*.parquet"))
     # A part is written after its images: what a finished part names is there.
     done = sum(int(pq.read_metadata(part).num_rows) for part in parts)
-    waiting: list[pa.Table] = []
-    number = len(parts)
-
-    def finish() -> None:
-        nonlocal number
-        sink = io.BytesIO()
-        pq.write_table(pa.concat_tables(waiting, promote_options="permissive"), sink)
-        write_bytes(folder / f"{split}-{number:05d}.parquet", sink.getvalue())
-        waiting.clear()
-        number += 1
-
     try:
-        for batch, schema in _batches(root, split, done, settings):
-            table = take_columns(batch, schema, [*columns, *([image] if image else [])], root)
-            if image:
-                place = Path(f"{split}-{number:05d}")
-                (folder / place).mkdir(exist_ok=True)
-                names = [
-                    _write_images(value, folder, place / f"{row:06d}", root)
-                    for row, value in enumerate(table.column(image).to_pylist(), done)
-                ]
-                at = table.column_names.index(image)
-                table = table.set_column(at, image, pa.array(names))
-            waiting.append(table)
-            done += table.num_rows
-            if sum(map(len, waiting)) >= _PART_ROWS:
-                finish()
-        if waiting:
-            finish()
+        batches = _batches(root, split, done, settings)
+        for number in count(len(parts)):
+            place = Path(f"{split}-{number:05d}")
+            tables: list[pa.Table] = []
+            for batch in islice(batches, _PART_BATCHES):
+                table = take_columns(batch, [*columns, *([image] if image else [])], root)
+                if image:
+                    (folder / place).mkdir(exist_ok=True)
+                    names = [
+                        _write_images(value, folder, place / f"{row:06d}", root)
+                        for row, value in enumerate(table.column(image).to_pylist(), done)
+                    ]
+                    at = table.column_names.index(image)
+                    table = table.set_column(at, image, pa.array(names))
+                tables.append(table)
+                done += table.num_rows
+            if not tables:
+                break
+            sink = io.BytesIO()
+            pq.write_table(pa.concat_tables(tables, promote_options="permissive"), sink)
+            write_bytes(folder / f"{place}.parquet", sink.getvalue())
     except (StudyError, OSError):
         raise
     except Exception as error:  # of many kinds, whose words may quote the data
@@ -191,29 +185,24 @@ def _write_rows(folder: Path, root: Path, split: str, settings: SourceConfig) ->
     return done
 
 
-def _batches(
-    root: Path, split: str, skip: int, settings: SourceConfig
-) -> Iterator[tuple[pa.Table, pa.Schema]]:
-    """Read rows some at a time, nothing decoded, with the schema that knows their features."""
+def _batches(root: Path, split: str, skip: int, settings: SourceConfig) -> Iterator[pa.Table]:
+    """Read rows some at a time, nothing decoded, with the metadata that know their features."""
+    by_row = False
     if _is_saved(root):
         dataset = _saved(root)[split]
-        schema = dataset.features.arrow_schema
-        # Skipped rows are those of parts that a killed run has finished.
-        for table in dataset.skip(skip).with_format("arrow").iter(_BATCH):
-            yield table, schema
-        return
-    # Streamed from this folder: else `datasets` would write a copy of its own.
-    name = settings.config or None
-    dataset = _datasets().load_dataset(str(root), name=name, split=split, streaming=True)
-    schema = None
-    if dataset.features is not None:
-        dataset = dataset.decode(enable=False)  # only the image gate opens an image
-        schema = dataset.features.arrow_schema
-    # The last row of a tar file has its columns in another order, which Arrow refuses.
-    by_row = any(root.rglob("*.tar"))
+    else:
+        # Streamed from this folder: else `datasets` would write a copy of its own.
+        name = settings.config or None
+        dataset = _datasets().load_dataset(str(root), name=name, split=split, streaming=True)
+        if dataset.features is not None:
+            dataset = dataset.decode(enable=False)  # only the image gate opens an image
+        # The last row of a tar file has its columns in another order, which Arrow refuses.
+        by_row = any(root.rglob("*.tar"))
+    schema = dataset.features.arrow_schema if dataset.features is not None else None
+    # Skipped rows are those of parts that a killed run has finished.
     for batch in dataset.skip(skip).with_format(None if by_row else "arrow").iter(_BATCH):
         table = pa.table(batch, schema=schema) if by_row else batch
-        yield table, schema or table.schema
+        yield table.replace_schema_metadata(schema.metadata) if schema else table
 
 
 def _write_images(value: Any, folder: Path, place: Path, root: Path) -> Any:

@@ -58,7 +58,8 @@ def read_row_labels(
         name: name for name in settings.findings if name in table.column_names
     }
     if not named:
-        ids = _parts(_label_id(settings)[1])
+        column = _label_id(settings)[1]
+        ids = table_files.FIELD.findall(column) or [column]
         there = table_files.only_columns(file, table.column_names, ids)
         raise StudyError(
             f"{file} has no column of source.findings{there}; name the columns of labels in "
@@ -160,10 +161,6 @@ def _studies_by_name(
     return of_image | of_study
 
 
-def _parts(pattern: str) -> list[str]:
-    return table_files.FIELD.findall(pattern) or [pattern]
-
-
 def read_codes(
     columns: Iterable[tuple[str, Sequence[str]]], file: str
 ) -> dict[str, list[int | None]]:
@@ -228,7 +225,7 @@ def _listed(
 def _lists(table: pa.Table, column: str, file: str, names: set[str]) -> list[set[str] | None]:
     # What each row lists; None: the row is blank, which is not the same as an empty list.
     values = table.column(column) if column in table.column_names else None
-    if values is None or not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
+    if values is None or not table_files.is_list(values.type):
         return [
             _split(text, names) for text in table_files.take_rows(table, file, [column])[column]
         ]

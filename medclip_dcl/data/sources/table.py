@@ -1,7 +1,7 @@
 """Any table with mapped columns -> images and studies, or studies alone."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -74,11 +74,11 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
     names, boxed, of_labels = _mapped_roles(settings)
     _require_roles(names, boxed, settings, has_splits=all(file.split for file in files))
     wanted, image = mapped_columns(settings)
-    # Both say where images are; the other roles, what is said of them.
-    pattern = names.pop("path")
-    del names["image"]
-    has_images = bool(image or pattern)
     wanted += [image] if image else []
+    # Both say where images are; the other roles, what is said of them.
+    names["image"] = names.pop("path") or image
+    has_images = bool(names["image"])
+    listed = {*_OF_IMAGES, *(["image"] if image else [])}
     records = _RowRecords(settings, relative_to_root(root, settings))
     labels: list[pa.Table] = []
     for file in files:
@@ -86,16 +86,15 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
         records.rows.files.append((records.total, file.path.name))
         for part in table_files.read_columns(file.path, wanted, settings.fallback_encoding):
             columns = {
-                role: _role_values(part, name, file.path.name, listed=role in _OF_IMAGES)
+                role: _role_values(part, name, file.path.name, listed=role in listed)
                 for role, name in names.items()
                 if name
             }
-            where = None
-            if has_images:
-                where = _role_values(part, image or pattern, file.path.name, listed=bool(image))
+            columns |= {role: [*map(_cleaned, columns[role])] for role in _IDS if role in columns}
             lists = {role: part.column(name) for role, name in boxed.items() if name}
             for row in range(part.num_rows):
-                records.add(file, row, columns, where, lists)
+                values = {role: column[row] for role, column in columns.items()}
+                records.add(file, values, {role: x[row].as_py() for role, x in lists.items()})
             labels += [part.select(of_labels)] if of_labels else []
     has_reports = bool(names["findings"] or names["impression"] or names["report"])
     found_labels = None
@@ -210,42 +209,36 @@ class _RowRecords:
     rows_of: Counter[str] = field(default_factory=Counter)  # name of files -> rows so far
     images_of: Counter[str] = field(default_factory=Counter)  # study -> images so far
 
-    def add(
-        self,
-        file: RowFile,
-        row: int,
-        columns: Mapping[str, Sequence[_Cell]],
-        where: Sequence[_Cell] | None,
-        lists: Mapping[str, pa.ChunkedArray],
-    ) -> None:
-        """Add a row; `where`: where its images are, `lists`: boxes and what is parallel to them."""
+    def add(self, file: RowFile, values: Mapping[str, _Cell], lists: Mapping[str, Any]) -> None:
+        """Add a row; `values` by role, `lists`: boxes and what is parallel to them."""
         number = self.rows_of[file.name]
         self.rows_of[file.name] += 1
         self.total += 1
         # Ids that are made up depend on the row alone: they stay when the table grows at its end.
         made = f"{file.name}-{number:06d}"
-        values = {
-            role: _cleaned(column[row]) if role in _IDS else column[row]
-            for role, column in columns.items()
-        }
         text = {role: value for role, value in values.items() if isinstance(value, str)}
-        paths = "" if where is None else where[row]
+        paths = values.get("image", "")
         several = isinstance(paths, list)
-        paths = paths if isinstance(paths, list) else [paths]
-        study_id = self._study(values, text, made)
+        count = len(paths) if several else 1
+        if "study_id" not in values and "image_id" not in text:
+            study_id = made
+        else:
+            study_id = text.get("study_id", "") or text.get("image_id", "")
         # Also of rows that are rejected below: labels are joined row by row.
         self.study_of_row.append(study_id)
         self.rows.note(study_id, self.total - 1)
         # Nobody can say which of the images a shorter list leaves out.
-        if any(isinstance(value, list) and len(value) != len(paths) for value in values.values()):
+        if any(isinstance(value, list) and len(value) != count for value in values.values()):
             self._reject(made, "bad_row")
             return
-        image_ids = list(self._image_ids(values, study_id, made, len(paths), several=several))
+        of_images = [_of_image(values, k) for k in range(count)]
+        image_ids = [
+            self._image_id(values, own, f"-{k}" if several else "", study_id, made)
+            for k, own in enumerate(of_images)
+        ]
         for name in image_ids:
             self.rows.note(name, self.total - 1)
-        subject = text.get("subject_id", "")
-        if self.settings.is_anonymous:
-            subject = study_id
+        subject = study_id if self.settings.is_anonymous else text.get("subject_id", "")
         if not study_id or not all(image_ids):
             self._reject(f"row-{number:06d}", "bad_id")
             return
@@ -254,13 +247,20 @@ class _RowRecords:
                 self._reject(name, "no_subject")
             return
         images = [
-            self._image(values, k, name, study_id, subject, path, number)
-            for k, (name, path) in enumerate(zip(image_ids, paths, strict=True))
+            ImageRecord(
+                name,
+                study_id,
+                subject,
+                own.get("view", "").strip(),
+                self.relative(own.get("image", "").strip()),
+                *(_pixels(own.get(side, "").strip(), number) for side in ("width", "height")),
+            )
+            for name, own in zip(image_ids, of_images, strict=True)
         ]
-        if lists and not self._add_boxes(images, lists, row, number, several=several):
+        if lists and not self._add_boxes(images, lists, number, several=several):
             self._reject(made, "bad_row")
             return
-        if where is not None:
+        if "image" in values:
             self._add_images(images, made)
         self._add_study(study_id, subject, _text(text))
         # The file's split is the source's word; a column counts where files have none.
@@ -281,43 +281,16 @@ class _RowRecords:
         self.rejects.append(Reject(name, reason))
         self.rows.note(name, self.total - 1)
 
-    def _study(self, values: Mapping[str, _Cell], text: Mapping[str, str], made: str) -> str:
-        if "study_id" not in values and isinstance(values.get("image_id", []), list):
-            return made
-        return text.get("study_id", "") or str(values.get("image_id", ""))
-
-    def _image_ids(
-        self, values: Mapping[str, _Cell], study_id: str, made: str, images: int, *, several: bool
-    ) -> Iterator[str]:
+    def _image_id(
+        self, values: Mapping[str, _Cell], own: Mapping[str, str], end: str, study: str, made: str
+    ) -> str:
         # Where the table has none: of the study and a number in it, or of the row.
-        given = values.get("image_id")
-        for k in range(images):
-            if isinstance(given, list):
-                yield given[k]
-            elif given is not None:
-                yield f"{given}-{k}" if several else given
-            elif "study_id" in values:
-                yield f"{study_id}-{self.images_of[study_id]}"
-                self.images_of[study_id] += 1
-            else:
-                yield f"{made}-{k}" if several else made
-
-    def _image(
-        self,
-        values: Mapping[str, _Cell],
-        k: int,
-        name: str,
-        study_id: str,
-        subject: str,
-        path: str,
-        row: int,
-    ) -> ImageRecord:
-        def of(role: str) -> str:
-            value = values.get(role, "")
-            return (value[k] if isinstance(value, list) else value).strip()
-
-        size = (_pixels(of(side), row) for side in ("width", "height"))
-        return ImageRecord(name, study_id, subject, of("view"), self.relative(path.strip()), *size)
+        if "image_id" in values:
+            return own["image_id"] + ("" if isinstance(values["image_id"], list) else end)
+        if "study_id" not in values:
+            return f"{made}{end}"
+        self.images_of[study] += 1
+        return f"{study}-{self.images_of[study] - 1}"
 
     def _add_study(self, study_id: str, subject: str, text: Text | ReportText) -> None:
         # A study has a row for each image: its report is mostly repeated, or stands in one of them.
@@ -330,25 +303,18 @@ class _RowRecords:
     def _add_boxes(
         self,
         images: Sequence[ImageRecord],
-        lists: Mapping[str, pa.ChunkedArray],
-        row: int,
+        lists: Mapping[str, Any],
         number: int,
         *,
         several: bool,
     ) -> bool:
         # Whether the lists are as long as they must be.
         boxes: list[dict[str, Any]] = []
-        values: dict[str, Any] = {role: column[row].as_py() for role, column in lists.items()}
         # One image: its boxes are the row's. Several: the row lists them image by image.
-        per_image = [values] * len(images)
-        if several:
-            if any(isinstance(v, list) and len(v) != len(images) for v in values.values()):
-                return False
-            per_image = [
-                {role: v[k] if isinstance(v, list) else v for role, v in values.items()}
-                for k in range(len(images))
-            ]
-        for image, own in zip(images, per_image, strict=True):
+        if several and any(isinstance(x, list) and len(x) != len(images) for x in lists.values()):
+            return False
+        for k, image in enumerate(images):
+            own = _of_image(lists, k) if several else lists
             try:
                 rows, without = boxes_of_image(
                     image,
@@ -367,12 +333,14 @@ class _RowRecords:
         return True
 
 
+def _of_image(values: Mapping[str, Any], k: int) -> dict[str, Any]:
+    return {role: x[k] if isinstance(x, list) else x for role, x in values.items()}
+
+
 def _cleaned(cell: _Cell) -> _Cell:
-    return (
-        table_files.clean_id(cell)
-        if isinstance(cell, str)
-        else [table_files.clean_id(name) for name in cell]
-    )
+    if isinstance(cell, str):
+        return table_files.clean_id(cell)
+    return [table_files.clean_id(name) for name in cell]
 
 
 def _pixels(value: str, row: int) -> int:
