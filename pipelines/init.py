@@ -635,7 +635,7 @@ def _config_text(guess: TableGuess, trial: _Trial) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return template.render(
+    text: str = template.render(
         table=guess.table.name,
         source=yaml.safe_dump({"source": source}, allow_unicode=True, sort_keys=False),
         trial=trial,
@@ -646,3 +646,4 @@ def _config_text(guess: TableGuess, trial: _Trial) -> str:
         length=f"epochs: {_EPOCHS}" if is_long else f"steps: {least}",
         most_judged=_MOST_JUDGED,
     )
+    return text

@@ -139,11 +139,9 @@ LEAST_RUNS = 3
 """Runs below which a spread over runs gives no interval: of two runs it is wide or narrow by
 chance alone."""
 
-Runs = Float[np.ndarray, "_ samples_and_one"]
-"""A figure of each run, on the patients as they are and in every resample of them."""
-
-Side = Mapping[str, Runs]
-"""Figure -> its values in every run of a config, on every draw of patients."""
+Side = Mapping[str, Float[np.ndarray, "_ samples_and_one"]]
+"""Figure -> its values in every run of a config, on the patients as they are and in every resample
+of them."""
 
 # Duplicates counted as wrong, and the margins of AUC at a threshold.
 _READ_AGAIN = (".own_", "decisions.")
@@ -155,27 +153,19 @@ SAMPLES = 1000
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A difference of two sides, over patients and runs."""
+class Difference:
+    """One figure of two configs: the means over their runs, and a - b over patients and runs."""
 
-    value: float | None  # of the means over the runs; None where a run has no such figure
-    error: float | None = None  # its standard error
+    a: float | None = None  # None where a run has no such figure
+    b: float | None = None
+    error: float | None = None  # standard error of a - b
     degrees: float | None = None  # degrees of freedom of the error; None: it is taken as known
     low: float | None = None
     high: float | None = None
     p: float | None = None  # chance of a value as far from 0 were the truth 0
-    reason: str = ""  # why something is None; else empty
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One figure, compared: the means of both sides' runs, and a - b."""
-
-    a: float | None
-    b: float | None
-    estimate: Estimate
-    corrected_p: float | None = None  # p after Holm's correction for all figures; None: not known
+    corrected_p: float | None = None  # after Holm's correction for all figures
     is_different: bool = False
+    reason: str = ""  # why something is None; else empty
 
 
 def compare_sides(
@@ -194,32 +184,29 @@ def compare_sides(
     both = [name for name in a if name in b]
     if unknown := sorted(set(figures) - set(both)):
         raise ConfigError(f"the runs have no figures {unknown}; choose among {both}")
-    differences: dict[str, Difference] = {}
-    for name in both:
-        read_again = name == _UNSIGNED or any(mark in name for mark in _READ_AGAIN)
-        if name not in figures if figures else read_again:
-            continue
-        differences[name] = Difference(
-            _mean_of_runs(a[name]),
-            _mean_of_runs(b[name]),
-            _estimate((a[name], b[name]), generator),
-        )
-    given = [(name, each.estimate.p) for name, each in differences.items()]
-    tested = {name: p for name, p in given if p is not None}
+    usual = [name for name in both if name != _UNSIGNED and not _reads_again(name)]
+    differences = {
+        name: _difference((a[name], b[name]), generator)
+        for name in both
+        if name in (figures or usual)
+    }
+    tested = {name: item.p for name, item in differences.items() if item.p is not None}
     for name, p in zip(tested, holm(list(tested.values())), strict=True):
         differences[name] = replace(differences[name], corrected_p=p, is_different=p < LEVEL)
     return differences
 
 
-def describe_difference(name: str, difference: Difference) -> str:
+def _reads_again(name: str) -> bool:
+    return any(mark in name for mark in _READ_AGAIN)
+
+
+def describe_difference(name: str, item: Difference) -> str:
     """Say `A is better`, `B is better`, `no difference shown` or `not known` of a figure."""
-    value = difference.estimate.value
-    if value is None or difference.corrected_p is None:
+    if item.a is None or item.b is None or item.corrected_p is None:
         return "not known"
-    if not difference.is_different:
+    if not item.is_different:
         return "no difference shown"
-    lower_wins = name.endswith(_LOWER_IS_BETTER)
-    return "A is better" if (value > 0) != lower_wins else "B is better"
+    return "A is better" if (item.a > item.b) != name.endswith(_LOWER_IS_BETTER) else "B is better"
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -237,37 +224,33 @@ def holm(p: Sequence[float]) -> list[float]:
     return [float(value) for value in corrected]
 
 
-def _mean_of_runs(runs: np.ndarray) -> float | None:
-    return None if np.isnan(runs[:, 0]).any() else float(runs[:, 0].mean())
-
-
-def _estimate(sides: tuple[np.ndarray, np.ndarray], generator: np.random.Generator) -> Estimate:
-    # The difference of the sides' means.
-    if any(np.isnan(runs[:, 0]).any() for runs in sides):
-        return Estimate(None, reason="a run has no such figure")
-    value = float(sides[0][:, 0].mean() - sides[1][:, 0].mean())
+def _difference(sides: tuple[np.ndarray, np.ndarray], generator: np.random.Generator) -> Difference:
+    a, b = (None if np.isnan(runs[:, 0]).any() else float(runs[:, 0].mean()) for runs in sides)
+    if a is None or b is None:
+        return Difference(a, b, reason="a run has no such figure")
     fewest = min(map(len, sides))
     if fewest < 2:
-        return Estimate(value, reason="one run on a side: two models, not two configs")
+        return Difference(a, b, reason="one run on a side: two models, not two configs")
     defined = ~np.any([np.isnan(runs).any(axis=0) for runs in sides], axis=0)
     if defined[1:].sum() <= len(defined[1:]) / 2:
-        return Estimate(value, reason="undefined in half of the resamples of patients or more")
+        return Difference(a, b, reason="undefined in half of the resamples of patients or more")
     samples = [runs[:, defined] for runs in sides]
     # `fixed` varies by patients alone, which the degrees of freedom need; `drawn` by runs as well.
     fixed = samples[0].mean(axis=0) - samples[1].mean(axis=0)
-    redrawn = [_redrawn(runs, generator).mean(axis=0) for runs in samples]
-    error = float(np.std((redrawn[0] - redrawn[1])[1:], ddof=1))
+    drawn = [_redrawn(runs, generator).mean(axis=0) for runs in samples]
+    error = float(np.std((drawn[0] - drawn[1])[1:], ddof=1))
     degrees = _degrees(float(np.var(fixed[1:], ddof=1)), [runs[:, 0] for runs in sides])
-    shown = degrees if math.isfinite(degrees) else None
+    value = a - b
     if error > 0:
         p = float(2 * stats.t.sf(abs(value) / error, degrees))
     else:
         p = 1.0 if value == 0 else 0.0
+    shown = degrees if math.isfinite(degrees) else None
     if fewest < LEAST_RUNS:
         reason = f"n = {fewest}: an interval over seeds needs {LEAST_RUNS}"
-        return Estimate(value, error, shown, p=p, reason=reason)
+        return Difference(a, b, error, shown, p=p, reason=reason)
     reach = float(stats.t.ppf(1 - LEVEL / 2, degrees)) * error
-    return Estimate(value, error, shown, value - reach, value + reach, p)
+    return Difference(a, b, error, shown, value - reach, value + reach, p)
 
 
 def _redrawn(runs: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -333,34 +316,26 @@ def comparison_table(differences: Mapping[str, Difference], runs: tuple[int, int
         f"{'figure':{wide}}{'A':>8}{'B':>8}{'A - B':>9}{'95 % interval':>20}{'p':>8}  verdict",
     ]
     for name, item in differences.items():
-        estimate = item.estimate
-        if item.a is None or item.b is None or estimate.value is None:
-            lines.append(f"{name:{wide}} undecided: {estimate.reason}")
+        if item.a is None or item.b is None:
+            lines.append(f"{name:{wide}} undecided: {item.reason}")
             continue
-        span = (
-            f"n={min(runs)}"
-            if estimate.low is None
-            else f"[{estimate.low:.3f}, {estimate.high:.3f}]"
-        )
+        span = f"n={min(runs)}" if item.low is None else f"[{item.low:.3f}, {item.high:.3f}]"
         p = "" if item.corrected_p is None else f"{item.corrected_p:.3f}"
         lines.append(
-            f"{name:{wide}}{item.a:8.3f}{item.b:8.3f}{estimate.value:+9.3f}{span:>20}{p:>8}  "
+            f"{name:{wide}}{item.a:8.3f}{item.b:8.3f}{item.a - item.b:+9.3f}{span:>20}{p:>8}  "
             f"{describe_difference(name, item)}"
         )
-    return "\n".join([*lines, comparison_verdict(differences, runs)])
-
-
-def comparison_verdict(differences: Mapping[str, Difference], runs: tuple[int, int]) -> str:
-    """Say over all figures which differ, or why that cannot be said."""
     reported = [name for name, item in differences.items() if item.is_different]
     if min(runs) < 2:
-        return (
+        verdict = (
             "no verdict: one side has one run, which compares two models and not two configs; "
             "two seeds of one config often differ by patients alone. Give three runs a side or more"
         )
-    if reported:
-        return f"different in {', '.join(reported)}"
-    return f"no difference shown at {LEVEL:.0%}"
+    elif reported:
+        verdict = f"different in {', '.join(reported)}"
+    else:
+        verdict = f"no difference shown at {LEVEL:.0%}"
+    return "\n".join([*lines, verdict])
 
 
 def compare(

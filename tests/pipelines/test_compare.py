@@ -60,24 +60,19 @@ def test_seeds_widen_what_patients_alone_leave_narrow():
     runs = np.stack([metrics.mean(case + shift, weights) for shift in (0.0, 0.1, 0.2, 0.3)])
     one, other = {"x": runs[3:]}, {"x": runs[:1]}
     refused = compare_sides(one, other, np.random.default_rng(0))["x"]  # two seeds of one config
-    assert (refused.estimate.p, refused.estimate.low, refused.is_different) == (None, None, False)
-    assert refused.estimate.reason == "one run on a side: two models, not two configs"
+    assert (refused.p, refused.low, refused.is_different) == (None, None, False)
+    assert refused.reason == "one run on a side: two models, not two configs"
     assert describe_difference("x", refused) == "not known"
     halves = compare_sides({"x": runs[[0, 3]]}, {"x": runs[[1, 2]]}, np.random.default_rng(0))["x"]
     assert not halves.is_different
-    assert halves.estimate.reason == "n = 2: an interval over seeds needs 3"
-    assert (halves.estimate.low, halves.estimate.high) == (None, None)
+    assert halves.reason == "n = 2: an interval over seeds needs 3"
+    assert (halves.low, halves.high) == (None, None)
 
 
 def test_the_error_of_a_mean_over_runs_is_not_too_small():
     # No patients' part: s^2 / n with s^2 = 1 (values -1, 0, 1) and n = 3, 2 degrees of freedom.
     runs = np.repeat([[-1.0], [0.0], [1.0]], 20001, axis=1)
-    (found,) = (
-        item.estimate
-        for item in compare_sides(
-            {"x": runs}, {"x": np.zeros((3, 20001))}, np.random.default_rng(0)
-        ).values()
-    )
+    found = compare_sides({"x": runs}, {"x": np.zeros((3, 20001))}, np.random.default_rng(0))["x"]
     assert found.error == pytest.approx(math.sqrt(1 / 3), rel=0.02)
     assert found.degrees == pytest.approx(2)
     assert found.high == pytest.approx(4.303 * found.error, rel=1e-3)  # t(.975, 2)
@@ -88,8 +83,8 @@ def test_a_figure_that_a_run_lacks_is_named_and_counts_for_nothing():
     b = {"x": np.full((2, 9), 0.5), "y": np.zeros((2, 9)), "only here": np.zeros((2, 9))}
     found = compare_sides(a, b, np.random.default_rng(0))
     assert list(found) == ["x", "y"]
-    assert (found["x"].estimate.value, found["x"].corrected_p) == (None, None)
-    assert found["x"].estimate.reason == "a run has no such figure"
+    assert (found["x"].a, found["x"].corrected_p) == (None, None)
+    assert found["x"].reason == "a run has no such figure"
     assert found["y"].corrected_p == 0.0
 
 
@@ -174,11 +169,10 @@ def test_two_halves_of_random_models_are_compared_figure_by_figure(runs, tmp_pat
     assert "grounding.miou" in printed
     tree = json.loads(output.read_text(), parse_constant=lambda name: pytest.fail(name))
     item = tree["grounding.miou"]
-    assert item["estimate"]["value"] == pytest.approx(item["a"] - item["b"])
-    assert item["estimate"]["low"] is None  # two runs a side give no interval
+    assert item["low"] is None  # two runs a side give no interval
     assert "n=2" in printed
     assert "no difference shown" in printed
-    assert item["corrected_p"] >= item["estimate"]["p"]
+    assert item["corrected_p"] >= item["p"]
     assert not any("own_" in name for name in tree)
 
 
