@@ -17,18 +17,17 @@ from threading import Barrier
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from fastapi import Request
 from torch import Tensor
 
+from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.inference.predictor import Predictor
 
 from .errors import ApiError
 from .logging import Metrics, state_of
 
 _Answer = TypeVar("_Answer")
-_Square = npt.NDArray[np.uint8]
 _Outcome = tuple[Any, BaseException | None]
 
 
@@ -123,11 +122,10 @@ async def _departure(request: Request) -> None:
 @dataclass(eq=False)
 class _Question:
     model: Predictor | None
-    image: _Square | None
-    answer: Callable[[Any], Any]
+    image: SquareImage | None
+    answer: Callable[..., Iterable[Any]]
     deadline: float
     future: "asyncio.Future[Any]"
-    batched: Callable[[Tensor], Iterable[Any]] | None = None
     started: float | None = None
 
 
@@ -145,25 +143,36 @@ class MicroBatcher:
     async def submit(
         self,
         request: Request,
-        model: Predictor | None,
-        image: _Square | None,
-        answer: Callable[[Any], _Answer],
-        batched: Callable[[Tensor], Iterable[Any]] | None = None,
+        model: Predictor,
+        image: SquareImage,
+        answer: Callable[[Tensor, Sequence[SquareImage]], Iterable[_Answer]],
     ) -> _Answer:
         """Ask the model about a prepared image, in turn; the request's timings are added to.
 
-        `answer` is called in the model's thread with the image's regions, (rows, columns, dim) on
-        the model's device. Where `batched` is given it is called first, once for all images of a
-        forward pass that have the same, (images, rows, columns, dim), and `answer` gets the image's
-        own part of what it gives. Images of different models share no forward pass. ApiError where
-        the deadline passed or the client left before the forward pass, or the device has no memory
-        for it.
+        `answer` is called in the model's thread, once for all images of a forward pass that have an
+        equal one, with their regions, (images, rows, columns, dim) on the model's device; it gives
+        an answer for each. Images of different models share no forward pass. ApiError where the
+        deadline passed or the client left before the forward pass, or the device has no memory for
+        it.
         """
+        return await self._submit(request, model, image, answer)
+
+    async def ask(self, request: Request, answer: Callable[[], _Answer]) -> _Answer:
+        """Ask something that is about no image, as `submit` does."""
+        return await self._submit(request, None, None, lambda: [answer()])
+
+    async def _submit(
+        self,
+        request: Request,
+        model: Predictor | None,
+        image: SquareImage | None,
+        answer: Callable[..., Iterable[_Answer]],
+    ) -> _Answer:
         if await _has_left(request):
             raise ApiError("client_gone")
         state = state_of(request.scope)
         future = asyncio.get_running_loop().create_future()
-        question = _Question(model, image, answer, state.deadline, future, batched)
+        question = _Question(model, image, answer, state.deadline, future)
         arrived = time.monotonic()
         self._append(question)
         try:
@@ -179,14 +188,10 @@ class MicroBatcher:
             if started is not None:
                 self._metrics.note(state.timings, "model", now - started)
 
-    async def ask(self, request: Request, answer: Callable[[], _Answer]) -> _Answer:
-        """Ask something that is about no image, as `submit` does."""
-        return await self.submit(request, None, None, lambda _none: answer())
-
     async def run(self, work: Callable[[], _Answer]) -> _Answer:
         """Run something else in the model's thread, in turn."""
         future = asyncio.get_running_loop().create_future()
-        self._append(_Question(None, None, lambda _none: work(), float("inf"), future))
+        self._append(_Question(None, None, lambda: [work()], float("inf"), future))
         done: _Answer = await future
         return done
 
@@ -216,9 +221,8 @@ class MicroBatcher:
 
     def _work(self) -> None:
         while batch := self._next():
-            images = sum(question.image is not None for question in batch)
-            if images:
-                self._metrics.batch_images.observe(images)
+            if batch[0].image is not None:
+                self._metrics.batch_images.observe(len(batch))
             _deliver(batch, _answers(batch))
 
     def _next(self) -> list[_Question]:
@@ -228,9 +232,8 @@ class MicroBatcher:
             if self._closed:
                 return []
             batch = [self._waiting.popleft()]
-            while self._waiting and len(batch) < self._most:
-                if self._waiting[0].model is not batch[0].model:
-                    break
+            model, most = batch[0].model, 1 if batch[0].image is None else self._most
+            while self._waiting and self._waiting[0].model is model and len(batch) < most:
                 batch.append(self._waiting.popleft())
             self._metrics.waiting.set(len(self._waiting))
         started = time.monotonic()
@@ -244,44 +247,31 @@ def _answers(batch: Sequence[_Question]) -> list[_Outcome]:
     now = time.monotonic()
     in_time = [question for question in batch if question.deadline > now]
     try:
-        parts = _parts([question for question in in_time if question.image is not None])
-        answered = {question: _answer(question, parts.get(question)) for question in in_time}
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        if torch.cuda.is_available():
+        answered = _answered(in_time)
+    except Exception as error:  # noqa: BLE001 (the one who asked gets it, the thread lives on)
+        no_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if no_memory and torch.cuda.is_available():
             torch.cuda.empty_cache()
-        if len(batch) > 1:  # less may still fit
+        if len(batch) > 1:  # it may be one question's fault, or less may still fit
             return [outcome for question in batch for outcome in _answers([question])]
-        answered = {batch[0]: (None, _out_of_memory(error))}
-    except Exception as error:  # noqa: BLE001 (each of them gets it, the thread lives on)
-        answered = dict.fromkeys(in_time, (None, error))
-    return [
-        answered[question] if question in answered else (None, ApiError("deadline"))
-        for question in batch
-    ]
+        return [(None, _out_of_memory(error) if no_memory else error)]
+    late = (None, ApiError("deadline"))
+    return [(answered[item], None) if item in answered else late for item in batch]
 
 
-def _parts(asking: Sequence[_Question]) -> dict[_Question, Any]:
-    """Encode images in one forward pass: what the answer to each question is made of."""
-    images = [question.image for question in asking if question.image is not None]
+def _answered(asking: Sequence[_Question]) -> dict[_Question, Any]:
+    """Encode images in one forward pass, and answer those that have an equal question together."""
     model = asking[0].model if asking else None
     if model is None:
-        return {}
-    regions = model.embed_images(np.stack(images))
-    parts: dict[_Question, Any] = dict(zip(asking, regions, strict=True))
-    for batched in {question.batched for question in asking if question.batched}:
-        rows = [row for row, question in enumerate(asking) if question.batched == batched]
-        for row, part in zip(rows, batched(regions[rows]), strict=True):
-            parts[asking[row]] = part
-    return parts
-
-
-def _answer(question: _Question, own: Any) -> _Outcome:
-    try:
-        return question.answer(own), None
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        return None, _out_of_memory(error)
-    except Exception as error:  # noqa: BLE001 (the one who asked gets it)
-        return None, error
+        return {question: next(iter(question.answer())) for question in asking}
+    images = [question.image for question in asking if question.image is not None]
+    regions = model.embed_images(np.stack([image.pixels for image in images]))
+    answered: dict[_Question, Any] = {}
+    for answer in {question.answer for question in asking}:
+        rows = [row for row, question in enumerate(asking) if question.answer == answer]
+        answers = answer(regions[rows], [images[row] for row in rows])
+        answered.update(zip([asking[row] for row in rows], answers, strict=True))
+    return answered
 
 
 def _out_of_memory(cause: BaseException) -> ApiError:

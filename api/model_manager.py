@@ -29,7 +29,7 @@ from medclip_dcl.core.errors import (
 from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.inference.model_package import SavedModel, read_model_package
+from medclip_dcl.inference.model_package import read_model_package
 from medclip_dcl.inference.predictor import Predictor, build_predictor
 from medclip_dcl.models.public.weights import PACKAGE, fetch_weights
 from medclip_dcl.models.settings import InferenceConfig
@@ -64,7 +64,7 @@ class ServingState:
     draw_slots: WorkerSlots
     state: str = "loading"  # `ready`, or the code of the failure that the model's absence is
     index_state: str = "loading"  # the same of the index; `no_index` where none is configured
-    model: tuple[SavedModel, Predictor] | None = None
+    model: Predictor | None = None
     workers: Decoder | None = None
     images: RetrievalIndex | None = None
 
@@ -73,14 +73,7 @@ class ServingState:
         """The model."""
         if self.model is None:
             raise ApiError(self.state)
-        return self.model[1]
-
-    @property
-    def published(self) -> SavedModel:
-        """Facts about the model."""
-        if self.model is None:
-            raise ApiError(self.state)
-        return self.model[0]
+        return self.model
 
     @property
     def decoder(self) -> Decoder:
@@ -228,13 +221,13 @@ class ModelManager:
         """Read model and index and let them answer once, while the old ones are served."""
         self._denied = None
         try:
-            published, predictor = await self._in_thread(self._read_model)
-            await self.current.batcher.run(partial(_try, predictor, self._settings.batch))
-            decoder = await self._in_thread(partial(self._start_decoder, published.config.images))
+            model = await self._in_thread(self._read_model)
+            await self.current.batcher.run(partial(_try, model, self._settings.batch))
+            decoder = await self._in_thread(partial(self._start_decoder, model.config.images))
             new = replace(
                 self.current,
                 state="ready",
-                model=(published, predictor),
+                model=model,
                 workers=decoder,
                 index_state="loading" if self._settings.index else "no_index",
                 images=None,
@@ -266,7 +259,7 @@ class ModelManager:
             return replace(new, index_state=state, images=None)
         return replace(new, index_state="ready", images=index)
 
-    def _read_model(self) -> tuple[SavedModel, Predictor]:
+    def _read_model(self) -> Predictor:
         published = read_model_package(Path(self._settings.model))
         if self._settings.threads:
             torch.set_num_threads(self._settings.threads)
@@ -280,7 +273,7 @@ class ModelManager:
         predictor = build_predictor(published, device, inference)
         engine = predictor.engine
         log("engine", engine=engine.name, precision=engine.precision, changed_in_bfloat16=changed)
-        return published, predictor
+        return predictor
 
     def _explain(self, event: str, error: Exception) -> None:
         """Log why something cannot be served; our own messages name paths, settings and digests."""

@@ -2,7 +2,7 @@
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from fastapi import APIRouter, Depends, Form, Request, Response
+from fastapi import APIRouter, Depends, File, Form, Request, Response, UploadFile
 from pydantic import BaseModel
 from pydantic_core import from_json
 from torch import Tensor
@@ -20,7 +20,6 @@ from medclip_dcl.core.errors import CheckpointError, ImageError
 from medclip_dcl.core.tables import SPLITS
 from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.inference.predictor import Predictor
-from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.similarity import box_vectors, global_vectors
 from medclip_dcl.retrieval.search import Filters, Query
 from medclip_dcl.schemas import (
@@ -36,22 +35,23 @@ from medclip_dcl.schemas import (
 
 from .errors import ApiError, documented
 from .model_manager import CurrentState, ServingState
-from .settings import MAX_HITS, MAX_ID_CHARS, MAX_IMAGES, MEBIBYTE
+from .settings import MAX_HITS, MAX_ID_CHARS, MAX_IMAGES, MAX_PHRASES, MEBIBYTE
 from .uploads import (
-    ImageFiles,
-    OptionalFiles,
+    KINDS,
     OptionalImage,
-    Phrases,
     PixelBox,
-    Sentences,
     answer_each,
     parse_box,
     parse_findings,
     plain_text,
+    plain_texts,
+    read_all,
     whole_form,
 )
 
 router = APIRouter(tags=["questions"], dependencies=[Depends(whole_form)])
+
+Images = Annotated[list[UploadFile], File(description=f"{KINDS}; several times")]
 
 _What = Literal["global", "regions"]
 _Encoding = Literal["json", "base64"]
@@ -63,6 +63,17 @@ _BASE64 = 4 / 3
 _NO_INDEX = ("no_index", "loading", "index_unusable", "index_mismatch")
 
 
+@dataclass(frozen=True)
+class _Question:
+    """A question about images: those of a forward pass whose questions are equal share products."""
+
+    ask: Callable[..., Iterator[Any]]
+    given: tuple[Any, ...]
+
+    def __call__(self, regions: Tensor | None, images: Sequence[SquareImage]) -> Iterator[Any]:
+        return self.ask(regions, images, *self.given)
+
+
 @router.post(
     "/classify",
     response_model=ClassifyAnswer | ClassifyAnswers,
@@ -72,56 +83,26 @@ _NO_INDEX = ("no_index", "loading", "index_unusable", "index_mismatch")
 async def classify(
     request: Request,
     serving: CurrentState,
-    files: ImageFiles,
+    image: Images,
     findings: Annotated[
         str, Form(description="what to look for, as JSON; empty: the model's own findings")
     ] = "",
     explain: Annotated[bool, Form(description="whether grids and boxes are wanted")] = False,
-) -> ClassifyAnswer | Response:
+) -> Any:
     """Score findings on an image by their prompts; of several images each has its answer."""
     model = serving.predictor
     parsed = parse_findings(findings, model.findings)
-    question = _FindingsQuestion(model, model.findings if parsed is None else parsed, explain)
+    asked = model.findings if parsed is None else parsed
+    question = _Question(model.answer_findings, (asked, explain))
 
-    async def one(image: SquareImage) -> ClassifyAnswer:
-        answer = await serving.batcher.submit(
-            request, model, image.pixels, lambda part: question.answer(image, *part), question
-        )
+    async def one(square: SquareImage) -> ClassifyAnswer:
+        answer: ClassifyAnswer
+        answer = await serving.batcher.submit(request, model, square, question)
         serving.metrics.note_answer(answer, own=parsed is None)
         return answer
 
-    answers = await answer_each(request, serving, files, one)
-    answer: ClassifyAnswer | Response = await _one_or_all(
-        request, serving, answers, ClassifyAnswers
-    )
-    return answer
-
-
-@dataclass(frozen=True)
-class _FindingsQuestion:
-    """Question about images: where it is equal, one product answers a whole batch."""
-
-    model: Predictor
-    findings: tuple[Finding, ...]
-    explain: bool
-
-    def __call__(self, regions: Tensor) -> Iterator[tuple[Any, Any, Tensor]]:
-        scores = self.model.classify_regions(regions, self.findings)
-        grids = [None] * len(regions)
-        if self.explain and not self.model.model.image.is_pooled:
-            grids = list(self.model.finding_grids(regions, self.findings))
-        return zip(scores, grids, regions, strict=True)
-
-    def answer(
-        self, image: SquareImage, scores: Any, grids: Any, regions: Tensor
-    ) -> ClassifyAnswer:
-        """Answer for one image of a batch."""
-        model = self.model
-        if self.explain and model.has_regions and grids is None:  # patches are of another pass
-            patches = model.embed_regions(image.pixels[None])
-            grids = model.finding_grids(patches, self.findings)[0]
-        heads = model.answer_heads(regions[None])[0]
-        return model.answer_findings(image, scores, grids, heads)
+    answers = await answer_each(request, serving, await read_all(image), one)
+    return await _one_or_all(request, serving, answers, ClassifyAnswers)
 
 
 @router.post(
@@ -133,47 +114,30 @@ class _FindingsQuestion:
 async def ground(
     request: Request,
     serving: CurrentState,
-    phrases: Phrases,
-    files: ImageFiles,
+    phrase: Annotated[list[str], Form(description="a sentence; may be given several times")],
+    image: Images,
     threshold: Annotated[
         float | None,
         Form(ge=-1, le=1, allow_inf_nan=False, description="score from which boxes are traced"),
     ] = None,
-) -> GroundAnswer | Response:
+) -> Any:
     """Score every region of an image against phrases; of several images each has its answer."""
-    model = serving.predictor
+    phrases, model = plain_texts(phrase, "phrase", MAX_PHRASES), serving.predictor
     if not model.has_regions:
         raise ApiError("no_regions")
-    question = _PhrasesQuestion(model, tuple(phrases))
+    question = _Question(model.answer_phrases, (tuple(phrases), threshold))
 
-    async def one(image: SquareImage) -> GroundAnswer:
-        def locate_on(scored: Any) -> GroundAnswer:
-            return model.answer_phrases(image, scored, threshold)
-
-        if model.model.image.is_pooled:  # its patches are of another pass
-            pixels = image.pixels[None]
-            answer = await serving.batcher.ask(
-                request, lambda: locate_on(*question(model.embed_regions(pixels)))
-            )
+    async def one(square: SquareImage) -> GroundAnswer:
+        answer: GroundAnswer
+        if model.model.image.is_pooled:  # its patches are of another pass, which alone is run
+            answer = await serving.batcher.ask(request, lambda: next(question(None, [square])))
         else:
-            answer = await serving.batcher.submit(request, model, image.pixels, locate_on, question)
+            answer = await serving.batcher.submit(request, model, square, question)
         serving.metrics.note_facts(model.digest, answer.image)
         return answer
 
-    answers = await answer_each(request, serving, files, one)
-    answer: GroundAnswer | Response = await _one_or_all(request, serving, answers, GroundAnswers)
-    return answer
-
-
-@dataclass(frozen=True)
-class _PhrasesQuestion:
-    """Question about images: where it is equal, phrases are encoded once for a batch."""
-
-    model: Predictor
-    phrases: tuple[str, ...]
-
-    def __call__(self, regions: Tensor) -> Iterable[Any]:
-        return self.model.phrase_grids(regions, self.phrases)
+    answers = await answer_each(request, serving, await read_all(image), one)
+    return await _one_or_all(request, serving, answers, GroundAnswers)
 
 
 @router.post(
@@ -185,15 +149,18 @@ class _PhrasesQuestion:
 async def embed(
     request: Request,
     serving: CurrentState,
-    files: OptionalFiles,
-    sentences: Sentences,
+    image: Annotated[list[UploadFile] | None, Images.__metadata__[0]] = None,
+    text: Annotated[
+        list[str] | None, Form(description="a sentence, instead of images; several times")
+    ] = None,
     what: Annotated[_What, Form(description="of which part of the images")] = "global",
     encoding: Annotated[
         _Encoding, Form(alias="format", description="how the numbers are written")
     ] = "json",
 ) -> Response:
     """Encode images or sentences as unit vectors of the space in which the model compares them."""
-    if bool(sentences) == bool(files):
+    sentences = plain_texts(filter(None, text or ()), "text", MAX_IMAGES)
+    if bool(sentences) == bool(image):
         raise ApiError("invalid_request", "text, image: One of the two")
     if sentences and what != "global":
         raise ApiError("invalid_request", "what: Of a sentence, global alone")
@@ -204,6 +171,7 @@ async def embed(
     if sentences:
         vectors = await _embed_sentences(request, serving, sentences)
     else:
+        files = await read_all(image or ())
         vectors, images = await _embed_images(request, serving, files, what)
     check_size(vectors, encoding, serving.settings.max_body_mb * MEBIBYTE)
     head = EmbedAnswer(
@@ -310,18 +278,11 @@ async def _embed_images(
 ) -> tuple[_Floats, list[ImageFacts | RefusedImage]]:
     """Decode and encode images; NaN stands for the vectors of one that is refused."""
     model = serving.predictor
-    batched = global_vectors if what == "global" else None
+    question = _Question(_encoded, (model, what))
 
-    async def one(image: SquareImage) -> tuple[_Floats, ImageFacts]:
-        def answer(part: Tensor) -> tuple[_Floats, ImageFacts]:
-            if what != "global":
-                # BioViL's keep their lengths, which weigh them in their mean alone.
-                part = functional.normalize(_regions(model, image, part), dim=-1)
-            is_beyond = model.is_out_of_range(image.pixels)
-            facts = ImageFacts.of(image, out_of_range=is_beyond)
-            return _finite(part.cpu().numpy()), facts
-
-        answered = await serving.batcher.submit(request, model, image.pixels, answer, batched)
+    async def one(square: SquareImage) -> tuple[_Floats, ImageFacts]:
+        answered: tuple[_Floats, ImageFacts]
+        answered = await serving.batcher.submit(request, model, square, question)
         serving.metrics.note_facts(model.digest, answered[1])
         return answered
 
@@ -341,14 +302,21 @@ def _finite(vectors: _Floats) -> _Floats:
     return vectors
 
 
-def _regions(model: Predictor, image: SquareImage, regions: Tensor) -> Tensor:
-    """Return the vectors of an image's parts, of a pooled model those of another pass."""
-    return model.embed_regions(image.pixels[None])[0] if model.model.image.is_pooled else regions
+def _encoded(
+    regions: Tensor, images: Sequence[SquareImage], model: Predictor, what: _What
+) -> Iterator[tuple[_Floats, ImageFacts]]:
+    if what == "global":
+        vectors = global_vectors(regions)
+    else:  # BioViL's keep their lengths, which weigh them in their mean alone
+        vectors = functional.normalize(model.located(regions, images), dim=-1)
+    return zip(_finite(vectors.cpu().numpy()), map(model.facts_of, images), strict=True)
 
 
-def _box_vector(regions: Tensor, shares: PixelBox) -> Tensor:
-    boxes = torch.tensor([shares], device=regions.device)
-    return box_vectors(regions[None], boxes, torch.zeros(1, dtype=torch.long))[0]
+def _box_vectors(
+    regions: Tensor, images: Sequence[SquareImage], model: Predictor, shares: PixelBox
+) -> Iterator[Tensor]:
+    boxes = torch.tensor([shares] * len(images), device=regions.device)
+    return iter(box_vectors(model.located(regions, images), boxes, torch.arange(len(images))))
 
 
 def _base64(vectors: _Floats) -> str:
@@ -417,15 +385,10 @@ async def retrieve(
     if image is None:
         (vector,) = await serving.batcher.ask(request, lambda: model.embed_sentences([text]))
     elif box:
-        shares, square = parse_box(box, image, model), image
-        vector = await serving.batcher.submit(
-            request,
-            model,
-            image.pixels,
-            lambda part: _box_vector(_regions(model, square, part), shares),
-        )
+        asked = _Question(_box_vectors, (model, parse_box(box, image, model)))
+        vector = await serving.batcher.submit(request, model, image, asked)
     else:
-        regions = await serving.batcher.submit(request, model, image.pixels, lambda part: part)
+        regions = await serving.batcher.submit(request, model, image, lambda own, _: own)
     query = Query(target, k, vector, regions, filters)
     hits = await serving.search_slots.run(request, lambda: index.search(query))
     return RetrieveAnswer(model=model.digest, index=index.artifact.digest, hits=hits)

@@ -39,7 +39,7 @@ _LIMITS = {
 @router.get("/model", responses=documented("loading", "model_unusable"))
 def model(serving: CurrentState) -> ModelAnswer:
     """Return the model's card and heads, findings not to be read, the index, the limits."""
-    published = serving.published
+    model, settings = serving.predictor, serving.settings
     try:
         artifact = serving.index.artifact
         findings = list(serving.index.studies.findings)
@@ -48,25 +48,24 @@ def model(serving: CurrentState) -> ModelAnswer:
         index = None
     calibration, offsets = (
         None if fitted is None else fitted.model_dump(mode="json")
-        for fitted in (published.calibration, serving.predictor.offsets)
+        for fitted in (model.calibration, model.offsets)
     )
-    settings = serving.settings
     return ModelAnswer(
-        digest=published.digest,
-        card={**published.card, "calibration": calibration, "offsets": offsets},
+        digest=model.digest,
+        card={**model.card, "calibration": calibration, "offsets": offsets},
         refused=[
             RefusedFinding(
                 name=item.finding, reason=item.reason, correlation=item.correlation, auc=item.auc
             )
-            for item in (published.calibration.findings if published.calibration else ())
+            for item in (model.calibration.findings if model.calibration else ())
             if item.is_refused
         ],
-        heads=[_facts_of(head.card) for head in serving.predictor.heads],
+        heads=[_facts_of(head.card) for head in model.heads],
         index=index,
         limits={"max_body_mb": settings.max_body_mb, **_LIMITS, "deadline_s": settings.deadline_s},
-        device=str(serving.predictor.device),
-        engine=serving.predictor.engine.name,
-        precision=serving.predictor.engine.precision,
+        device=str(model.device),
+        engine=model.engine.name,
+        precision=model.engine.precision,
     )
 
 

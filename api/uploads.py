@@ -2,10 +2,10 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, File, Form, Request, UploadFile
+from fastapi import Depends, File, Request, UploadFile
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
@@ -17,7 +17,7 @@ from medclip_dcl.schemas import RefusedImage
 
 from .errors import ApiError, image_reason
 from .model_manager import CurrentState, ServingState
-from .settings import MAX_FINDINGS, MAX_IMAGES, MAX_PHRASES, MAX_TEXT_CHARS
+from .settings import MAX_FINDINGS, MAX_TEXT_CHARS
 
 _Answer = TypeVar("_Answer")
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -27,11 +27,13 @@ _BATCHES = 2  # of one request at a time: one in the model while the next is dec
 _BOX = TypeAdapter(PixelBox)
 
 
-async def _read(upload: UploadFile) -> bytes:
-    """Take the content of a file out of the form, which needs no copy of it."""
-    content = await upload.read()
-    await upload.close()
-    return content
+async def read_all(uploads: Iterable[UploadFile]) -> list[bytes]:
+    """Take the content of files out of the form, which needs no copy of it."""
+    contents = []
+    for upload in uploads:
+        contents.append(await upload.read())
+        await upload.close()
+    return contents
 
 
 async def _decode_square(request: Request, serving: ServingState, data: bytes) -> SquareImage:
@@ -112,75 +114,39 @@ async def whole_form(request: Request) -> None:
             raise ApiError("invalid_request", f"{name}: Once")
 
 
-_KINDS = "an image: DICOM, PNG or JPEG"
+KINDS = "an image: DICOM, PNG or JPEG"
 
 
 async def _optional_image(
     request: Request,
     serving: CurrentState,
-    image: Annotated[UploadFile | None, File(description=_KINDS)] = None,
+    image: Annotated[UploadFile | None, File(description=KINDS)] = None,
 ) -> SquareImage | None:
     if image is None:
         return None
-    return await _decode_square(request, serving, await _read(image))
-
-
-async def _image_files(
-    image: Annotated[list[UploadFile], File(description=f"{_KINDS}; several times")],
-) -> list[bytes]:
-    return [await _read(upload) for upload in image]
-
-
-async def _optional_files(
-    image: Annotated[list[UploadFile] | None, File(description=f"{_KINDS}; several times")] = None,
-) -> list[bytes]:
-    return [await _read(upload) for upload in image or ()]
+    return await _decode_square(request, serving, *await read_all([image]))
 
 
 async def _whole_image(
-    request: Request, serving: CurrentState, image: Annotated[UploadFile, File(description=_KINDS)]
+    request: Request, serving: CurrentState, image: Annotated[UploadFile, File(description=KINDS)]
 ) -> GreyImage:
-    data, decoder = await _read(image), serving.decoder
+    (data,), decoder = await read_all([image]), serving.decoder
     return await serving.decode_slots.run(request, lambda: decoder.open(data))
-
-
-async def _phrases(
-    phrase: Annotated[list[str], Form(description="a sentence; may be given several times")],
-) -> list[str]:
-    return _plain_texts(phrase, "phrase", MAX_PHRASES)
-
-
-async def _sentences(
-    text: Annotated[
-        list[str] | None, Form(description="a sentence, instead of images; several times")
-    ] = None,
-) -> list[str]:
-    return _plain_texts([*filter(None, text or ())], "text", MAX_IMAGES)
-
-
-def _plain_texts(texts: Sequence[str], field: str, most: int) -> list[str]:
-    if len(texts) > most:
-        raise ApiError("invalid_request", f"{field}: At most {most} times")
-    return [plain_text(text, field) for text in texts]
 
 
 OptionalImage = Annotated[SquareImage | None, Depends(_optional_image)]
 """The image of the form, where it has one, prepared for the model."""
 
-ImageFiles = Annotated[list[bytes], Depends(_image_files)]
-"""The image files of the form, one at least, in its order, not yet decoded."""
-
-OptionalFiles = Annotated[list[bytes], Depends(_optional_files)]
-"""The image files of the form, where it has some, likewise."""
-
 WholeImage = Annotated[GreyImage, Depends(_whole_image)]
 """The image of the form with all its pixels."""
 
-Sentences = Annotated[list[str], Depends(_sentences)]
-"""The checked sentences of the form, whitespace collapsed; none where it has images."""
 
-Phrases = Annotated[list[str], Depends(_phrases)]
-"""The checked phrases of the form, whitespace collapsed."""
+def plain_texts(texts: Iterable[str], field: str, most: int) -> list[str]:
+    """Check the sentences of a field by `plain_text`; ApiError where they are more than `most`."""
+    listed = list(texts)
+    if len(listed) > most:
+        raise ApiError("invalid_request", f"{field}: At most {most} times")
+    return [plain_text(text, field) for text in listed]
 
 
 def plain_text(text: str, field: str) -> str:

@@ -4,10 +4,10 @@ The same code serves evaluation and the service.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from medclip_dcl.core.errors import CheckpointError, ConfigError, ImageError, Qu
 from medclip_dcl.data.grayscale import SquareImage, Window, window
 from medclip_dcl.inference import model_package, zero_shot
 from medclip_dcl.inference.grounding import PhraseGrids, Picture, locate
-from medclip_dcl.inference.heads import Head, read_heads
+from medclip_dcl.inference.heads import read_heads
 from medclip_dcl.inference.input_range import is_out_of_range
 from medclip_dcl.inference.prompts import Finding, parse_prompts
 from medclip_dcl.models.architectures import hub_closed
@@ -36,12 +36,24 @@ from medclip_dcl.models.text_encoder import list_texts
 
 LOGGER = logging.getLogger("medclip.inference")
 
+_OneAnswer = TypeVar("_OneAnswer", bound=schemas.Answer)
+
 _LARGEST_BUFFERS = 1 << 26  # bytes
 _LARGEST_LAYER = 1 << 29  # bytes that a layer reads and writes for one image, in float32
 _LARGEST_GRID = 1 << 14  # regions
 _TEXTS_PER_PASS = 128
 _IMAGES_PER_PASS = 16
 _PICTURES = 32  # answers of a list that keep a picture, to be shown
+
+
+class _Asked(NamedTuple):
+    """Findings as a model is asked for them."""
+
+    prompts: Tensor
+    """Vectors of `zero_shot.prompt_texts`."""
+    levels: zero_shot.Levels
+    bank_margins: Tensor | None
+    """Margins of the images of the model's bank; None: it has none."""
 
 
 class Predictor:
@@ -57,37 +69,29 @@ class Predictor:
         offsets: levels of its own prompts; None: it was published without.
         heads: classifiers that `fit_head` put into it.
         card: facts about it: what it was made from, is for, and is not for.
-        folder: where its package is; None: it was made in memory.
+        folder: where its package is.
         engine: who runs the encoders.
     """
 
     def __init__(
         self,
+        published: model_package.SavedModel,
         model: DualEncoder,
         tokenizer: PreTrainedTokenizerBase,
-        config: model_package.PackagedConfig,
         findings: tuple[Finding, ...],
-        digest: str,
         engine: Engine,
-        calibration: model_package.ScoreCalibration | None = None,
-        input_range: model_package.InputRange | None = None,
-        offsets: model_package.PromptOffsets | None = None,
-        bank: Float[Tensor, "images rows columns dim"] | None = None,
-        heads: tuple[Head, ...] = (),
-        card: Mapping[str, Any] | None = None,
-        folder: Path | None = None,
     ) -> None:
-        self.model, self.engine = model, engine
-        self.device = device = model.gamma.device
-        self.digest, self.config, self.findings = digest, config, findings
-        self._input_range = input_range
-        self.calibration = calibration
-        self.offsets = offsets
-        self.heads = heads
-        self.card, self.folder = card or {}, folder
-        self._bank = None if bank is None else bank.to(device).float()
-        self._tokenizer = tokenizer
-        self._is_warned = False
+        self.digest, self.config, self.card = published.digest, published.config, published.card
+        self.folder, self.calibration = published.path, published.calibration
+        self.model, self.findings, self.engine = model, findings, engine
+        self.device = model.gamma.device
+        self.offsets = model_package.read_offsets(published.source)
+        self.heads = read_heads(published.source)
+        self._input_range = model_package.read_input_range(published.source)
+        bank = model_package.read_bank(published.source)
+        self._bank = None if bank is None else bank.to(self.device).float()
+        self._tokenizer, self._is_warned = tokenizer, False
+        self._last_asked: tuple[tuple[Finding, ...], _Asked] | None = None
 
     def __repr__(self) -> str:
         image, similarity = self.config.model.image, self.config.model.similarity
@@ -210,7 +214,7 @@ class Predictor:
         return pixels
 
     def _prepare(self, image: Any) -> SquareImage:
-        from medclip_dcl.data.images import open_any  # whose workers the service starts by itself
+        from medclip_dcl.data.images import open_any  # as in `_listed`
 
         return open_any(image, self.config.images)
 
@@ -223,9 +227,9 @@ class Predictor:
         Raises:
             QueryError: a finding without a negative prompt has no level.
         """
-        prompts = self._prompts(findings)
-        levels = zero_shot.required_levels(findings, self._levels(findings, prompts))
-        return zero_shot.margins(self.model.score(regions, prompts), findings, levels)
+        asked = self._asked(findings)
+        levels = zero_shot.required_levels(findings, asked.levels)
+        return zero_shot.margins(self.model.score(regions, asked.prompts), findings, levels)
 
     def offsets_of(self, findings: Sequence[Finding]) -> list[float | None]:
         """Return the level of each finding's margin, above which it is decided to be present.
@@ -233,15 +237,14 @@ class Predictor:
         Prompts of the model's own have it from publishing, others from its bank; None where it
         has neither. It is 0 where there is no negative prompt: the level is in the margin then.
         """
-        return zero_shot.offsets_of_levels(self._levels(findings, self._prompts(findings)))
+        return zero_shot.offsets_of_levels(self._asked(findings).levels)
 
     def negative_levels(self, findings: Sequence[Finding]) -> list[float | None]:
         """Return the usual score of each finding's negative prompts; None where unknown.
 
         Without a negative it is that of the positive.
         """
-        levels = self._levels(findings, self._prompts(findings))
-        return [None if level is None else level[1] for level in levels]
+        return [None if level is None else level[1] for level in self._asked(findings).levels]
 
     def encode(self, images: Any) -> Float[np.ndarray, "*images dim"]:
         """Encode images as unit vectors, as the service's `/embed`: one, (dim,), or several.
@@ -257,8 +260,9 @@ class Predictor:
             ImageError: an image is refused; a message names its number among several.
             QueryError: as in `classify`.
         """
-        parts, beyond, total, alone = [], 0, 0, True
-        for batch, alone in self._batches(images):
+        listed, alone = _listed(images)
+        parts, beyond, total = [], 0, 0
+        for batch in self._batches(listed):
             good = []
             for number, image in enumerate(batch, start=total):
                 if isinstance(image, ImageError):
@@ -267,8 +271,7 @@ class Predictor:
                 beyond += self.is_out_of_range(image.pixels)
                 good.append(image.pixels)
             total += len(batch)
-            regions = self.embed_images(np.stack(good))
-            parts.append(global_vectors(regions).cpu().numpy())
+            parts.append(global_vectors(self.embed_images(np.stack(good))).cpu().numpy())
         if beyond:
             LOGGER.warning("%d of %d images: %s", beyond, total, schemas.OUT_OF_RANGE_NOTE)
         vectors: np.ndarray = np.concatenate(parts)
@@ -305,21 +308,10 @@ class Predictor:
                 level.
         """
         chosen = self.findings if findings is None else parse_prompts(findings, self.findings)
-        chosen = self.findings if chosen == self.findings else chosen  # whose vectors are there
 
-        def answer(
-            regions: Tensor, images: Sequence[SquareImage]
-        ) -> Iterator[schemas.ClassifyAnswer]:
-            scores = self.classify_regions(regions, chosen)
-            heads = self.answer_heads(regions)
-            grids: Any = [None] * len(images)
-            if explain and self.has_regions:
-                grids = self.finding_grids(self._located(regions, images), chosen)
-            for parts in zip(images, scores, grids, heads, strict=True):
-                yield self.answer_findings(*parts)
-
-        answers: schemas.ClassifyAnswer | schemas.Answers = self._answer(images, answer)
-        return answers
+        return self._answer(
+            images, lambda regions, own: self.answer_findings(regions, own, chosen, explain)
+        )
 
     @torch.inference_mode()
     def classify_regions(
@@ -333,60 +325,73 @@ class Predictor:
             QueryError: a finding without a negative prompt has no level.
         """
         chosen = self.findings if findings is None else findings
-        prompts = self._prompts(chosen)
-        levels = self._levels(chosen, prompts)
         return zero_shot.finding_scores(
-            zero_shot.margins(
-                self.model.score(regions, prompts),
-                chosen,
-                zero_shot.required_levels(chosen, levels),
-            ),
+            self.margins(regions, chosen),
             self.model.gamma.detach(),
             chosen,
             zero_shot.calibrations_of(chosen, self.findings, self.calibration),
-            zero_shot.offsets_of_levels(levels),
-            self._bank_margins(chosen, prompts, levels),
+            self.offsets_of(chosen),
+            self._asked(chosen).bank_margins,
         )
 
     def answer_findings(
         self,
-        image: SquareImage,
-        findings: Sequence[schemas.FindingAnswer],
-        grids: Float[np.ndarray, "findings rows columns"] | None,
-        heads: Sequence[schemas.HeadAnswer] = (),
-    ) -> schemas.ClassifyAnswer:
-        """Answer about an image; `grids`: of its findings, where heatmaps are asked for.
+        regions: Float[Tensor, "images rows columns dim"],
+        images: Sequence[SquareImage],
+        findings: Sequence[Finding],
+        explain: bool,
+    ) -> Iterator[schemas.ClassifyAnswer]:
+        """Answer `classify` about images that `embed_images` has encoded.
 
         Out of range nothing has a probability.
         """
-        is_beyond = self.is_out_of_range(image.pixels)
-        size = image.height_px, image.width_px
-        places: Sequence[schemas.PhraseAnswer | None] = [None] * len(findings)
-        if grids is not None:
-            places = [locate(grid, *size, None, self.window(*size)) for grid in grids]
-        return schemas.ClassifyAnswer(
-            model=self.digest,
-            image=schemas.ImageFacts.of(image, out_of_range=is_beyond),
-            findings=[
-                finding.about(place, out_of_range=is_beyond)
-                for finding, place in zip(findings, places, strict=True)
-            ],
-            heads=[head.model_copy(update=schemas.UNLIKE if is_beyond else {}) for head in heads],
-            engine=self.engine.name,
-            precision=self.engine.precision,
-        )
+        scores, heads = self.classify_regions(regions, findings), self.answer_heads(regions)
+        grids: Any = [[None] * len(findings)] * len(images)
+        if explain and self.has_regions:
+            grids = self.finding_grids(self.located(regions, images), findings)
+        for image, own, maps, own_heads in zip(images, scores, grids, heads, strict=True):
+            facts = self.facts_of(image)
+            beyond, size = facts.is_out_of_range, (image.height_px, image.width_px)
+            places = [
+                None if grid is None else locate(grid, *size, None, self.window(*size))
+                for grid in maps
+            ]
+            yield schemas.ClassifyAnswer(
+                model=self.digest,
+                image=facts,
+                findings=[
+                    finding.about(place, out_of_range=beyond)
+                    for finding, place in zip(own, places, strict=True)
+                ],
+                heads=[
+                    head.model_copy(update=schemas.UNLIKE if beyond else {}) for head in own_heads
+                ],
+                engine=self.engine.name,
+                precision=self.engine.precision,
+            )
 
     def answer_phrases(
-        self, image: SquareImage, scored: PhraseGrids, threshold: float | None
-    ) -> schemas.GroundAnswer:
-        """Answer about an image, of which `phrase_grids` scored the regions."""
-        size = image.height_px, image.width_px
-        facts = schemas.ImageFacts.of(image, out_of_range=self.is_out_of_range(image.pixels))
-        phrases = [
-            locate(grid, *size, threshold, self.window(*size), share)
-            for grid, share in zip(scored.grids, scored.percentiles, strict=True)
-        ]
-        return schemas.GroundAnswer(model=self.digest, image=facts, phrases=phrases)
+        self,
+        regions: Float[Tensor, "images rows columns dim"] | None,
+        images: Sequence[SquareImage],
+        phrases: Sequence[str],
+        threshold: float | None,
+    ) -> Iterator[schemas.GroundAnswer]:
+        """Answer `ground` about images that `embed_images` has encoded; None: `located` does."""
+        scored = self.phrase_grids(self.located(regions, images), phrases)
+        for image, grids in zip(images, scored, strict=True):
+            size = image.height_px, image.width_px
+            places = [
+                locate(grid, *size, threshold, self.window(*size), share)
+                for grid, share in zip(grids.grids, grids.percentiles, strict=True)
+            ]
+            yield schemas.GroundAnswer(
+                model=self.digest, image=self.facts_of(image), phrases=places
+            )
+
+    def facts_of(self, image: SquareImage) -> schemas.ImageFacts:
+        """Describe a prepared image."""
+        return schemas.ImageFacts.of(image, out_of_range=self.is_out_of_range(image.pixels))
 
     def answer_heads(
         self, regions: Float[Tensor, "images rows columns dim"]
@@ -421,21 +426,23 @@ class Predictor:
         def answer(
             regions: Tensor, images: Sequence[SquareImage]
         ) -> Iterator[schemas.GroundAnswer]:
-            regions = self._located(regions, images)
-            for image, scored in zip(images, self.phrase_grids(regions, texts), strict=True):
-                yield self.answer_phrases(image, scored, threshold).about(texts)
+            for one in self.answer_phrases(regions, images, texts, threshold):
+                yield one.about(texts)
 
-        answers: schemas.GroundAnswer | schemas.Answers = self._answer(images, answer)
-        return answers
+        return self._answer(images, answer)
 
-    def _answer(self, images: Any, answer: Any) -> Any:
+    def _answer(
+        self,
+        images: Any,
+        answer: Callable[[Tensor, Sequence[SquareImage]], Iterator[_OneAnswer]],
+    ) -> _OneAnswer | schemas.Answers:
+        listed, alone = _listed(images)
         answers = schemas.Answers()
-        for batch, alone in self._batches(images):
+        for batch in self._batches(listed):
             good = [image for image in batch if isinstance(image, SquareImage)]
-            given: Iterator[Any] = iter(())
+            given: Iterator[_OneAnswer] = iter(())
             if good:
-                regions = self.embed_images(np.stack([image.pixels for image in good]))
-                given = answer(regions, good)
+                given = answer(self.embed_images(np.stack([one.pixels for one in good])), good)
             for image in batch:
                 if isinstance(image, SquareImage):
                     one = next(given)
@@ -448,17 +455,18 @@ class Predictor:
                     answers.append(schemas.RefusedImage(code=image.code, message=image.message))
         return answers[0] if alone else answers
 
-    def _located(self, regions: Tensor, images: Sequence[SquareImage]) -> Tensor:
+    def located(
+        self,
+        regions: Float[Tensor, "images rows columns dim"] | None,
+        images: Sequence[SquareImage],
+    ) -> Float[Tensor, "images rows columns dim"]:
         """Return the regions by which phrases are located, of images with those that score them."""
-        if not self.model.image.is_pooled:
+        if regions is not None and not self.model.image.is_pooled:
             return regions
         return self.embed_regions(np.stack([image.pixels for image in images]))
 
-    def _batches(self, given: Any) -> Iterator[tuple[list[SquareImage | ImageError], bool]]:
-        """Prepare images in parts, each with whether it is one alone; one refused has its error."""
-        from medclip_dcl.data.images import images_of
-
-        images, alone = images_of(given)
+    def _batches(self, images: Sequence[Any]) -> Iterator[list[SquareImage | ImageError]]:
+        """Prepare images in parts; in the place of one that is refused is its error."""
         for start in range(0, len(images), _IMAGES_PER_PASS):
             part: list[SquareImage | ImageError] = []
             for image in images[start : start + _IMAGES_PER_PASS]:
@@ -466,7 +474,7 @@ class Predictor:
                     part.append(self._prepare(image))
                 except ImageError as error:
                     part.append(error)
-            yield part, alone
+            yield part
 
     @torch.inference_mode()
     def phrase_grids(
@@ -487,7 +495,7 @@ class Predictor:
         self, regions: Float[Tensor, "images rows columns dim"], findings: Sequence[Finding]
     ) -> Float[np.ndarray, "images findings rows columns"]:
         """Average the grids of each finding's positive prompts on images from `embed_regions`."""
-        prompts = self._prompts(findings)
+        prompts = self._asked(findings).prompts
         grids = score_grids(regions, prompts, self.model.similarity).swapaxes(0, 1)
         means, start = [], 0
         for finding in findings:  # of each, the positive prompts stand before the negative
@@ -495,45 +503,41 @@ class Predictor:
             start += len(finding.positive) + len(finding.negative)
         return np.stack(means, axis=1)
 
-    def _prompts(self, findings: Sequence[Finding]) -> Tensor:
-        if findings is self.findings:
-            return self._own_prompts  # most questions ask about them
-        return self.embed_sentences(zero_shot.prompt_texts(findings))
+    def _asked(self, findings: Sequence[Finding]) -> _Asked:
+        """Prepare findings to be asked for; the model's own, and the last others, are kept."""
+        key, last = tuple(findings), self._last_asked
+        if key == self.findings:  # most questions ask about them
+            return self._own_asked
+        if last is None or last[0] != key:
+            last = self._last_asked = key, self._ask(key)
+        return last[1]
+
+    @cached_property
+    def _own_asked(self) -> _Asked:
+        return self._ask(self.findings)
 
     @torch.inference_mode()
-    def _levels(self, findings: Sequence[Finding], prompts: Tensor) -> zero_shot.Levels:
-        own = [self._own_levels.get((item.positive, item.negative)) for item in findings]
-        if self._bank is None or None not in own:
-            return own
-        levels = zero_shot.prompt_levels(self.model, self._bank, prompts, findings)
-        gamma_squared = float(self.model.gamma.detach()) ** 2
-        return [(positive, negative) for positive, negative in (levels / gamma_squared).tolist()]
-
-    @cached_property
-    def _own_levels(self) -> dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[float, float]]:
-        if self.offsets is None:
-            return {}
+    def _ask(self, findings: tuple[Finding, ...]) -> _Asked:
+        prompts = self.embed_sentences(zero_shot.prompt_texts(findings))
         scale = float(self.model.gamma.detach()) ** 2
-        return {
+        published = {
             (item.positive, item.negative): (level.positive / scale, level.negative / scale)
-            for item, level in zip(self.findings, self.offsets.findings, strict=True)
+            for item, level in zip(
+                self.findings if self.offsets else (),
+                self.offsets.findings if self.offsets else (),
+                strict=True,
+            )
         }
-
-    def _bank_margins(
-        self, findings: Sequence[Finding], prompts: Tensor, levels: zero_shot.Levels
-    ) -> Tensor | None:
-        if self._bank is None or findings is self.findings:
-            return self._own_bank_margins
+        levels: zero_shot.Levels
+        levels = [published.get((item.positive, item.negative)) for item in findings]
+        if self._bank is None:
+            return _Asked(prompts, levels, None)
+        if None in levels:
+            scaled = zero_shot.prompt_levels(self.model, self._bank, prompts, findings)
+            levels = [(positive, negative) for positive, negative in (scaled / scale).tolist()]
         scores = self.model.score(self._bank, prompts)
-        return zero_shot.margins(scores, findings, zero_shot.required_levels(findings, levels))
-
-    @cached_property
-    def _own_bank_margins(self) -> Tensor | None:
-        return None if self._bank is None else self.margins(self._bank, self.findings)
-
-    @cached_property
-    def _own_prompts(self) -> Tensor:
-        return self.embed_sentences(zero_shot.prompt_texts(self.findings))
+        required = zero_shot.required_levels(findings, levels)
+        return _Asked(prompts, levels, zero_shot.margins(scores, findings, required))
 
     def _encode(self, texts: list[str]) -> Tensor:
         limit = self.config.model.text.max_tokens
@@ -547,6 +551,12 @@ class Predictor:
             return_tensors="pt",
         ).to(self.device)
         return self.engine.encode_sentences(tokens["input_ids"], tokens["attention_mask"])
+
+
+def _listed(images: Any) -> tuple[Sequence[Any], bool]:
+    from medclip_dcl.data.images import images_of  # whose workers the service starts by itself
+
+    return images_of(images)
 
 
 def texts_of(given: str | Iterable[str]) -> list[str]:
@@ -645,21 +655,7 @@ def build_predictor(
         published.path,
         published.digest,
     )
-    return Predictor(
-        model,
-        tokenizer,
-        published.config,
-        findings,
-        published.digest,
-        engine,
-        published.calibration,
-        model_package.read_input_range(published.source),
-        model_package.read_offsets(published.source),
-        model_package.read_bank(published.source),
-        read_heads(published.source),
-        published.card,
-        published.path,
-    )
+    return Predictor(published, model, tokenizer, findings, engine)
 
 
 def load_encoders(

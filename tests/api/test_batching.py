@@ -1,7 +1,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from torch import Tensor
 from api.batching import MicroBatcher
 from api.errors import ApiError
 from api.logging import Metrics, state_of
+from medclip_dcl.data.grayscale import SquareImage
 from medclip_dcl.inference.predictor import Predictor, load
 from tests.api.test_middleware import Caller
 from tests.support.published import publish
@@ -23,6 +24,15 @@ TOLERANCE = 1e-5
 def predictor(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     publish(tmp_path_factory.mktemp("model") / "model")
     return load(tmp_path_factory.getbasetemp() / "model0/model", "cpu")
+
+
+def square(pixels: np.ndarray | None = None) -> SquareImage:
+    pixels = random_images(1)[0] if pixels is None else pixels
+    return SquareImage(pixels, 64, 64, constant=False, source="png", inverted=False)
+
+
+def fine(_regions: Tensor, images: Sequence[SquareImage]) -> list[str]:
+    return ["fine"] * len(images)
 
 
 def held(batches: MicroBatcher) -> tuple[asyncio.Future[None], threading.Event]:
@@ -54,7 +64,7 @@ def images_in_batches(metrics: Metrics) -> tuple[float, float]:
 
 def test_images_in_company_are_answered_as_alone(predictor: Predictor) -> None:
     images, metrics = random_images(11), Metrics()
-    found = together(metrics, *((predictor, image, torch.clone) for image in images))
+    found = together(metrics, *((predictor, square(image), lambda own, _: own) for image in images))
     assert images_in_batches(metrics) == (2, 11)  # eight, then three
     for image, regions in zip(images, found, strict=True):
         alone = predictor.embed_images(image[None])[0]
@@ -66,14 +76,14 @@ def test_images_in_company_are_answered_as_alone(predictor: Predictor) -> None:
 
 
 def test_nothing_is_computed_for_the_late_and_the_gone(predictor: Predictor) -> None:
-    image, metrics = random_images(1)[0], Metrics()
+    image, metrics = square(), Metrics()
 
     async def ask() -> list[object]:
         batches = MicroBatcher(8, metrics)
         _, go = held(batches)
         leaving, late, staying = Caller(), Caller(left_s=0.1), Caller()
         asked = [
-            asyncio.ensure_future(batches.submit(caller, predictor, image, lambda _: "answer"))
+            asyncio.ensure_future(batches.submit(caller, predictor, image, fine))
             for caller in (leaving, late, staying)
         ]
         await asyncio.sleep(0.02)
@@ -84,21 +94,19 @@ def test_nothing_is_computed_for_the_late_and_the_gone(predictor: Predictor) -> 
         return list(await asyncio.gather(*asked, return_exceptions=True))
 
     gone, late, answer = asyncio.run(ask())
-    assert (gone.code, late.code, answer) == ("client_gone", "deadline", "answer")
+    assert (gone.code, late.code, answer) == ("client_gone", "deadline", "fine")
     assert images_in_batches(metrics) == (1, 1)
 
 
 @pytest.mark.parametrize("fault", [ZeroDivisionError(), MemoryError(), torch.OutOfMemoryError()])
 def test_a_fault_of_one_question_is_told_to_it_alone(fault: Exception) -> None:
-    image = random_images(1)[0]
+    model, image = Cramped(8), square()
 
-    def fail(_regions: Tensor) -> None:
+    def fail(*_: object) -> None:
         raise fault
 
-    found, fine = together(
-        Metrics(), (Cramped(8), image, fail), (Cramped(8), image, lambda _: "fine")
-    )
-    assert fine == "fine"
+    found, other = together(Metrics(), (model, image, fail), (model, image, fine))
+    assert other == "fine"
     if isinstance(fault, ZeroDivisionError):
         assert found is fault
     else:
@@ -126,16 +134,16 @@ class Broken:
 
 
 def test_a_fault_of_a_forward_pass_is_reported_to_all_and_the_queue_goes_on() -> None:
-    image, broken = random_images(1)[0], Broken()
+    image, broken = square(), Broken()
     models = (broken, broken, Cramped(8))
-    found = together(Metrics(), *((model, image, lambda _: "fine") for model in models))
+    found = together(Metrics(), *((model, image, fine) for model in models))
     assert isinstance(found[0], ZeroDivisionError)
     assert isinstance(found[1], ZeroDivisionError)
     assert found[2] == "fine"
 
 
 def test_what_waits_is_counted_and_what_is_withdrawn_is_not() -> None:
-    image, metrics = random_images(1)[0], Metrics()
+    image, metrics = square(), Metrics()
 
     async def ask() -> None:
         batches = MicroBatcher(8, metrics)
@@ -143,7 +151,7 @@ def test_what_waits_is_counted_and_what_is_withdrawn_is_not() -> None:
         await asyncio.sleep(0.02)
         leaving, staying = Caller(), Caller()
         asked = [
-            asyncio.ensure_future(batches.submit(caller, Cramped(8), image, lambda _: None))
+            asyncio.ensure_future(batches.submit(caller, Cramped(8), image, fine))
             for caller in (leaving, staying)
         ]
         async with asyncio.timeout(10):
@@ -164,13 +172,13 @@ def test_what_waits_is_counted_and_what_is_withdrawn_is_not() -> None:
 
 @pytest.mark.parametrize(("room", "answers"), [(1, ["fine"] * 3), (0, ["out_of_memory"] * 3)])
 def test_a_batch_that_does_not_fit_is_tried_image_by_image(room: int, answers: list[str]) -> None:
-    image, model = random_images(1)[0], Cramped(room)
-    found = together(Metrics(), *[(model, image, lambda _: "fine")] * 3)
+    image, model = square(), Cramped(room)
+    found = together(Metrics(), *[(model, image, fine)] * 3)
     assert [item.code if isinstance(item, ApiError) else item for item in found] == answers
 
 
 def test_late_and_cancelled_questions_of_a_batch_leave_the_others_alone() -> None:
-    image, seen, passed = random_images(1)[0], [], threading.Event()
+    image, seen, passed = square(), [], threading.Event()
 
     class Slow(Cramped):
         def embed_images(self, images: np.ndarray) -> Tensor:
@@ -184,8 +192,7 @@ def test_late_and_cancelled_questions_of_a_batch_leave_the_others_alone() -> Non
         busy, go = held(batches)
         callers = [Caller(0.2), Caller(), Caller()]
         asked = [
-            asyncio.ensure_future(batches.submit(caller, model, image, lambda _: "fine"))
-            for caller in callers
+            asyncio.ensure_future(batches.submit(caller, model, image, fine)) for caller in callers
         ]
         while metrics.registry.get_sample_value("medclip_waiting") != 3 and not asked[0].done():
             await asyncio.sleep(0.01)
@@ -201,11 +208,11 @@ def test_late_and_cancelled_questions_of_a_batch_leave_the_others_alone() -> Non
         async with asyncio.timeout(10):
             return list(await asyncio.gather(*asked, busy, return_exceptions=True))
 
-    late, cancelled, fine, _ = asyncio.run(ask())
+    late, cancelled, other, _ = asyncio.run(ask())
     assert seen == [2]  # the late one cost nothing
     assert isinstance(late, ApiError)
     assert isinstance(cancelled, asyncio.CancelledError)
-    assert (late.code, fine) == ("deadline", "fine")
+    assert (late.code, other) == ("deadline", "fine")
 
 
 def test_the_thread_of_the_model_outlives_a_loop_that_ended_and_ends_when_closed() -> None:
@@ -236,8 +243,11 @@ def test_the_thread_of_the_model_outlives_a_loop_that_ended_and_ends_when_closed
 
 
 def test_two_models_share_no_forward_pass(predictor: Predictor) -> None:
-    image, metrics, other = random_images(1)[0], Metrics(), Cramped(8)
+    image, metrics, other = square(), Metrics(), Cramped(8)
     models = (predictor, predictor, other, predictor)
-    found = together(metrics, *((item, image, lambda _, item=item: id(item)) for item in models))
+    found = together(
+        metrics,
+        *((item, image, lambda own, _, item=item: [id(item)] * len(own)) for item in models),
+    )
     assert found == [id(item) for item in models]
     assert images_in_batches(metrics) == (3, 4)

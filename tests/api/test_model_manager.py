@@ -88,9 +88,9 @@ def test_a_package_lowers_the_limits_of_decoding_and_never_raises_them(tmp_path:
 
 
 def test_a_missing_index_leaves_the_model_and_is_not_ready(tmp_path: Path) -> None:
-    publish(tmp_path / "model")
-    serving = load(tmp_path / "model", index=str(tmp_path / "nothing"), device="cpu")
-    assert serving.current.predictor.digest == serving.current.published.digest
+    model = publish(tmp_path / "model")
+    serving = load(model.path, index=str(tmp_path / "nothing"), device="cpu")
+    assert serving.current.predictor.digest == model.digest
     with pytest.raises(ApiError) as refusal:
         serving.current.check()
     assert refusal.value.code == "index_unusable"
