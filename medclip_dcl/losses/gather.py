@@ -49,7 +49,10 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
         ctx.rows = len(tensor)
-        return _all_gather(tensor)
+        local = tensor.contiguous()  # collectives move plain memory, and read no strides
+        parts = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, local)
+        return torch.cat(parts)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
@@ -59,10 +62,3 @@ class _AllGather(torch.autograd.Function):
         own = gradient.new_empty((ctx.rows, *gradient.shape[1:]))
         dist.reduce_scatter(own, list(gradient.chunk(dist.get_world_size())))
         return own
-
-
-def _all_gather(tensor: Tensor) -> Tensor:
-    local = tensor.contiguous()  # collectives move plain memory, and read no strides
-    parts = [torch.empty_like(local) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, local)
-    return torch.cat(parts)

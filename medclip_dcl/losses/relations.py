@@ -22,7 +22,7 @@ Claims travel as one small integer per finding, and one for `normal`, so that a 
 batch gathers them like ids.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -52,7 +52,7 @@ def encode_claims(
         for name in text.uncertain:
             codes[row, column[name]] = HEDGED
         for name, sides in text.asserted.items():
-            codes[row, column[name]] = ASSERTED | _side_bits(sides)
+            codes[row, column[name]] = ASSERTED | sum(_SIDES[side] for side in sides)
         codes[row, -1] = text.normal
     return codes
 
@@ -171,7 +171,3 @@ def _any_finding(
     # In float32, since GPUs multiply no matrices of booleans; sums of so few ones are exact.
     anchors, reports = (torch.cat(side, dim=1).float() for side in zip(*pairs, strict=True))
     return anchors @ reports.T > 0
-
-
-def _side_bits(sides: Set[str]) -> int:
-    return sum(_SIDES[side] for side in sides)

@@ -90,8 +90,14 @@ class CheckpointStore:
             if artifact.fingerprint == self._fingerprint:
                 return _read(artifact), tuple(skipped)
             # One of a finished run gives way to a run with other settings; an unfinished one never.
-            if artifact.summary["step"] < artifact.summary["steps"]:
-                self._refuse(artifact)
+            step, steps = artifact.summary["step"], artifact.summary["steps"]
+            if step < steps:
+                differences = fingerprint_changes(artifact.fingerprint, self._fingerprint)
+                raise errors.ArtifactStale(
+                    f"the run in {self.folder} stopped at step {step} of {steps} and had other "
+                    f"settings or inputs: {'; '.join(differences)}; set these back to go on, or "
+                    "remove that folder to start again"
+                )
             break
         return None, tuple(skipped)
 
@@ -104,15 +110,23 @@ class CheckpointStore:
         """
         path = self._path(snapshot.step)
         try:
-            self._write(path, snapshot)
-        except errors.ArtifactUnwritable:
-            self._remove_traces(path)
-            raise
-        # Those of a run that started from the beginning may be newer by name.
-        others = [old for old in self._paths() if old != path]
-        newer = [old for old in others if old.name > path.name]
-        for old in newer + others[: max(0, len(others) - len(newer) - keep + 1)]:
-            if old != self._path(pinned):
+            with write_artifact(path, ARTIFACT, self._fingerprint) as writer:
+                folder = writer.directory
+                for file in folder.iterdir():  # a killed save may have left a part
+                    file.unlink()
+                write_bytes(folder / WEIGHTS, save(_plain(snapshot.weights)))
+                write_bytes(folder / _OPTIMIZER, save(_plain(snapshot.optimizer)))
+                write_text(folder / _STATE, json.dumps(dict(snapshot.state), sort_keys=True))
+                writer.commit({"step": snapshot.step, "steps": self.steps})
+        finally:  # what a save leaves next to its checkpoint; harmless where the disk keeps it
+            shutil.rmtree(path.with_name(f".{path.name}.draft"), ignore_errors=True)
+            with suppress(OSError):
+                path.with_name(f".{path.name}.lock").unlink()
+        older = [old for old in self._paths() if old.name < path.name]
+        kept = {path, self._path(pinned), *older[::-1][: keep - 1]}
+        # A run that started from the beginning may find newer ones by name: these go first.
+        for old in reversed(self._paths()):
+            if old not in kept:
                 self._remove(old)
         return path
 
@@ -142,22 +156,6 @@ class CheckpointStore:
             self._remove(path)
         shutil.rmtree(self.folder / _GOING, ignore_errors=True)
 
-    def _write(self, path: Path, snapshot: Snapshot) -> None:
-        with write_artifact(path, ARTIFACT, self._fingerprint) as writer:
-            for file in writer.directory.iterdir():  # a killed save may have left a part
-                file.unlink()
-            write_bytes(writer.directory / WEIGHTS, save(_plain(snapshot.weights)))
-            write_bytes(writer.directory / _OPTIMIZER, save(_plain(snapshot.optimizer)))
-            write_text(writer.directory / _STATE, json.dumps(dict(snapshot.state), sort_keys=True))
-            writer.commit({"step": snapshot.step, "steps": self.steps})
-        self._remove_traces(path)
-
-    def _remove_traces(self, path: Path) -> None:
-        # What a save leaves next to its checkpoint; harmless where the disk keeps it.
-        shutil.rmtree(path.with_name(f".{path.name}.draft"), ignore_errors=True)
-        with suppress(OSError):
-            path.with_name(f".{path.name}.lock").unlink()
-
     def _remove(self, path: Path) -> None:
         # Renamed first: a checkpoint that is seen is whole, whenever a kill comes.
         going = self.folder / _GOING
@@ -172,14 +170,6 @@ class CheckpointStore:
     def _paths(self) -> list[Path]:
         # Steps have leading zeros: the order of names is that of steps.
         return sorted(path for path in self.folder.glob(f"{_PREFIX}*") if path.is_dir())
-
-    def _refuse(self, artifact: Artifact) -> None:
-        differences = "; ".join(fingerprint_changes(artifact.fingerprint, self._fingerprint))
-        raise errors.ArtifactStale(
-            f"the run in {self.folder} stopped at step {artifact.summary['step']} of "
-            f"{artifact.summary['steps']} and had other settings or inputs: {differences}; set "
-            "these back to go on, or remove that folder to start again"
-        )
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -79,17 +79,6 @@ def centre_crops(images: int, slack: int) -> CropParams:
     return CropParams(corner, corner, factor, factor)
 
 
-def cut(
-    image: UInt8[np.ndarray, "size size"],
-    top: int,
-    left: int,
-    out: UInt8[np.ndarray, "input_px input_px"],
-) -> None:
-    """Copy the crop that starts at a row and column; a memory-mapped image is read here."""
-    side = out.shape[0]
-    np.copyto(out, image[top : top + side, left : left + side])
-
-
 def jitter(
     crops: UInt8[Tensor, "images 1 height width"],
     brightness: Float[Tensor, " images"],
@@ -184,10 +173,9 @@ class ImageTextDataset:
         images = self._corpus.image_rows[rows.images[mine]].tolist()
         side = self._input_px
         crops = np.empty((len(images), 1, side, side), dtype=np.uint8)
-        for out, image, top, left in zip(
-            crops, images, views.top[mine], views.left[mine], strict=True
-        ):
-            cut(self._prepared.pixels(image), int(top), int(left), out[0])
+        places = zip(crops, images, views.top[mine], views.left[mine], strict=True)
+        for out, image, top, left in places:  # a memory-mapped image is read here
+            out[0] = self._prepared.pixels(image)[top : top + side, left : left + side]
         ids, mask = self.tokens.padded(texts[mine])
         return ImageTextBatch(
             step=step,

@@ -98,18 +98,17 @@ class StopRequest:
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        self._take(signal.SIGTERM)
-        self._take(signal.SIGINT)
-        if _follow_launcher():
-            self._take(signal.SIGHUP)
+        # The SIGHUP of a run started by hand is its shell's, which it may outlive.
+        launched = sys.platform == "linux" and any(name in os.environ for name in _LAUNCHED_BY)
+        for number in (signal.SIGTERM, signal.SIGINT, *[signal.SIGHUP] * launched):
+            self._previous[number] = signal.signal(number, self._note)
+        if launched:
+            _follow_launcher()
         return self
 
     def __exit__(self, *_error: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-
-    def _take(self, number: signal.Signals) -> None:
-        self._previous[number] = signal.signal(number, self._note)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -119,13 +118,9 @@ class StopRequest:
             os._exit(128 + number)  # nothing is waited for: the step may be what hangs
 
 
-def _follow_launcher() -> bool:
-    # Ask the kernel for SIGHUP when the launcher dies. A run started by hand is left alone: it
-    # may outlive its shell.
-    if not sys.platform.startswith("linux") or not any(name in os.environ for name in _LAUNCHED_BY):
-        return False
+def _follow_launcher() -> None:
+    # Ask the kernel for SIGHUP when the launcher dies.
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGHUP), 0, 0, 0)
     if os.getppid() != parent:  # it died while we asked
         os.kill(os.getpid(), signal.SIGTERM)
-    return True

@@ -82,7 +82,7 @@ class MetricsLog:
 
 
 def _line(figures: Mapping[str, Any]) -> str:
-    return json.dumps(dict(figures)) + "\n"
+    return f"{json.dumps(dict(figures))}\n"
 
 
 _TRACKERS = "trackers"  # folder in the config's own, for trackers that keep files
@@ -142,10 +142,10 @@ class TrainState:
     launches: list[tuple[int, int]] = field(default_factory=list)
     """Steps done before, and processes: of the first launch, and of each with another number."""
 
-    @property
-    def resumed_with(self) -> list[dict[str, int]]:
-        """Each change of the number of processes: from which step, and to how many."""
-        return [{"from_step": step, "processes": count} for step, count in self.launches[1:]]
+    def resumed_with(self) -> dict[str, list[dict[str, int]]]:
+        """Return `resumed_with`: each step from which there were other processes; empty: none."""
+        changes = [{"from_step": step, "processes": count} for step, count in self.launches[1:]]
+        return {"resumed_with": changes} if changes else {}
 
 
 _FLOOR_ALARM = 0.2

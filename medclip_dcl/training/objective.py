@@ -14,7 +14,7 @@ and images: for both directions it is called once with texts and once with image
 image anchor takes the eta of its paired sentence.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -134,39 +134,24 @@ def _without(
 # --- Weights on negatives: `objective.negatives`
 
 
-def _remove_labels(inputs: ObjectiveInputs) -> Tensor:
-    overlap = needed(inputs.label_overlap, "label_overlap")
-    return negatives.remove_by_labels(overlap, inputs.positive)
-
-
-def _remove_similar(inputs: ObjectiveInputs) -> Tensor:
+def negative_weights(inputs: ObjectiveInputs) -> Tensor | None:
+    """Weigh the negatives of one direction by `objective.negatives`; None: all count alike."""
+    settings, positive = inputs.settings, inputs.positive
+    if settings.negatives == "all":
+        return None
+    if settings.negatives == "remove_labels":
+        overlap = needed(inputs.label_overlap, "label_overlap")
+        return negatives.remove_by_labels(overlap, positive)
     similarity = needed(inputs.text_similarity, "text_similarity")
-    return negatives.remove_by_similarity(similarity, inputs.positive, inputs.threshold)
-
-
-def _reweight_similar(inputs: ObjectiveInputs) -> Tensor:
-    similarity = needed(inputs.text_similarity, "text_similarity")
-    return negatives.reweight_by_similarity(similarity, inputs.positive, inputs.settings.beta)
-
-
-def _resample_similar(inputs: ObjectiveInputs) -> Tensor:
-    similarity, settings = needed(inputs.text_similarity, "text_similarity"), inputs.settings
+    if settings.negatives == "remove_similar":
+        return negatives.remove_by_similarity(similarity, positive, inputs.threshold)
+    if settings.negatives == "reweight_similar":
+        return negatives.reweight_by_similarity(similarity, positive, settings.beta)
     if inputs.generator is None:
         raise ObjectiveError("resample_similar draws at random; hand it a generator")
-    share = 1 - settings.remove_share
     return negatives.resample_by_similarity(
-        similarity, inputs.positive, settings.beta, share, inputs.generator
+        similarity, positive, settings.beta, 1 - settings.remove_share, inputs.generator
     )
-
-
-NEGATIVES: dict[str, Callable[[ObjectiveInputs], Tensor | None]] = {
-    "all": lambda _: None,
-    "remove_labels": _remove_labels,
-    "remove_similar": _remove_similar,
-    "reweight_similar": _reweight_similar,
-    "resample_similar": _resample_similar,
-}
-"""Weights on the negatives of one direction, by `objective.negatives`; None: all count alike."""
 
 
 # --- One direction
@@ -179,7 +164,7 @@ def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> Object
         ObjectiveError: an input that the settings need is None, or shapes do not fit.
     """
     inputs = replace(inputs, settings=settings)
-    inputs = replace(inputs, weights=NEGATIVES[settings.negatives](inputs))
+    inputs = replace(inputs, weights=negative_weights(inputs))
     output = LOSSES[settings.kind](inputs)
     if isinstance(output, Tensor):  # of a plugin
         output = ObjectiveOutput(output, info_nce(inputs).gauges)
@@ -195,14 +180,12 @@ def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> Object
 
 def mean_output(outputs: Sequence[ObjectiveOutput]) -> ObjectiveOutput:
     """Join the outputs of several directions: mean loss, and gauges that are means of theirs."""
-    names = [name for output in outputs for name in output.gauges]
-    gauges = {}
-    for name in dict.fromkeys(names):
-        values = [output.gauges[name] for output in outputs if name in output.gauges]
-        gauges[name] = torch.stack(values).sum() / len(values)
-    return ObjectiveOutput(
-        torch.stack([item.loss for item in outputs]).sum() / len(outputs), gauges
-    )
+    values: dict[str, list[Tensor]] = {}
+    for output in outputs:
+        for name, value in output.gauges.items():
+            values.setdefault(name, []).append(value)
+    gauges = {name: torch.stack(each).mean() for name, each in values.items()}
+    return ObjectiveOutput(torch.stack([output.loss for output in outputs]).mean(), gauges)
 
 
 class ContrastiveObjective:
@@ -216,8 +199,8 @@ class ContrastiveObjective:
     def __init__(
         self, settings: ObjectiveConfig, seed: int, threshold: float = 1.0, chunk: int = 0
     ) -> None:
-        self.settings, self._seed, self._threshold = settings, seed, threshold
-        self._chunk = chunk
+        self.settings = settings
+        self._seed, self._threshold, self._chunk = seed, threshold, chunk
 
     def compute_loss(
         self, network: nn.Module, encoder: DualEncoder, batch: ImageTextBatch
@@ -226,14 +209,12 @@ class ContrastiveObjective:
 
         `network` is what is called: the encoder itself, or its distributed wrapper.
         """
-        parts = [batch]
         # With gradients `TrainStep` cuts the batch, as the second pass needs the whole loss first.
         if self._chunk and not torch.is_grad_enabled():
-            parts = batch.in_chunks(self._chunk)
-        encoded = [self.encode(network, part) for part in parts]
-        regions, sentences = encoded[0]
-        if len(encoded) > 1:
+            encoded = [self.encode(network, part) for part in batch.in_chunks(self._chunk)]
             regions, sentences = (torch.cat(side) for side in zip(*encoded, strict=True))
+        else:
+            regions, sentences = self.encode(network, batch)
         return self(encoder, regions, sentences, batch)
 
     @staticmethod
@@ -317,22 +298,20 @@ class ContrastiveObjective:
             ),
         )
         output = direction_loss(self.settings, inputs)
-        codes = batch.columns.get("sentence_codes")
-        if inputs.relation is not None and codes is not None:
+        if inputs.relation is not None:
             from medclip_dcl.losses.relations import relation_gauges
 
-            output.gauges.update(relation_gauges(inputs.relation, codes[mine], positive))
+            codes = batch.columns["sentence_codes"][mine]
+            output.gauges.update(relation_gauges(inputs.relation, codes, positive))
         return output
 
     def relation(self, batch: ImageTextBatch, *, from_text: bool) -> Tensor | None:
         """Tell how the anchors of one direction stand to all candidates, where that is used."""
-        sentences, reports = (
-            batch.columns.get(name) for name in ("sentence_codes", "report_codes")
-        )
-        if self.settings.relation == "none" or sentences is None or reports is None:
+        if self.settings.relation == "none" or "sentence_codes" not in batch.columns:
             return None
         from medclip_dcl.losses.relations import relation_matrix
 
+        sentences, reports = batch.columns["sentence_codes"], batch.columns["report_codes"]
         if from_text:
             return relation_matrix(sentences[batch.mine], reports)
         # An image stands to a sentence as the sentence stands to its report.

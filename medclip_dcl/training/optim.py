@@ -64,13 +64,11 @@ def frozen_groups(settings: TrainConfig) -> frozenset[ParamGroup]:
     return frozenset(map(ParamGroup, settings.frozen))
 
 
-def adapted(encoder: nn.Module) -> frozenset[str]:
-    """Name the parameters of a `DualEncoder` in whose place adapters learn: they never do."""
+def _adapted(encoder: nn.Module) -> set[str]:
+    # Parameters in whose place adapters learn: they never do.
     names = [name for name, _ in encoder.named_parameters()]
     groups = {param_group_of(name) for name in names if ".lora_" in name}
-    return frozenset(
-        name for name in names if param_group_of(name) in groups and ".lora_" not in name
-    )
+    return {name for name in names if param_group_of(name) in groups and ".lora_" not in name}
 
 
 def freeze(encoder: nn.Module, frozen: frozenset[ParamGroup]) -> None:
@@ -78,7 +76,7 @@ def freeze(encoder: nn.Module, frozen: frozenset[ParamGroup]) -> None:
 
     Of an encoder with adapters they reach these.
     """
-    adapted_names = adapted(encoder)
+    adapted_names = _adapted(encoder)
     for name, parameter in encoder.named_parameters():
         group = param_group_of(name)
         if group is not ParamGroup.SCALE:
@@ -99,17 +97,6 @@ def set_training_mode(
         # The nameless module is the model itself, whose flag `train` has set.
         if name and (held or param_group_of(name) in frozen):
             module.training = False
-
-
-def learning_norms(encoder: nn.Module, settings: TrainConfig) -> list[str]:
-    """Name the batch norms that take statistics in a run."""
-    if settings.freeze_batchnorm or "image" in settings.frozen:
-        return []
-    return [
-        name
-        for name, module in encoder.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)
-    ]
 
 
 def build_optimizer(encoder: nn.Module, settings: TrainConfig) -> AdamW:

@@ -140,8 +140,13 @@ def pretrain(
     learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     group = {"params": list(learner.parameters()), "peak": _LEARNING_RATE}
     optimizer = AdamW([group], lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY, fused=True)
-    store.steps = settings.steps
-    step, losses = _resume(store, learner, optimizer)
+    store.steps, step, losses = settings.steps, 0, []
+    snapshot, _ = store.find()
+    if snapshot is not None:
+        learner.load_state_dict(dict(snapshot.weights))
+        optim.load_optimizer_tensors(optimizer, learner, snapshot.optimizer)
+        step, losses = snapshot.step, list(snapshot.state["losses"])
+    warmup = max(1, round(_WARMUP_SHARE * settings.steps))
     with Progress("pretrain images", settings.steps, "step", done=step) as progress:
         while step < settings.steps:
             rng = generator_for(seed, RngStream.PRETRAINING, step)
@@ -151,10 +156,8 @@ def pretrain(
             pixels = torch.from_numpy(shown).to(device)
             views = draw_views(pixels, rng, encoder.input_px)
             loss = view_loss(learner(views))
-            warmup = max(1, round(_WARMUP_SHARE * settings.steps))
-            optim.set_learning_rate(
-                optimizer, optim.learning_rate_share(step, warmup, settings.steps)
-            )
+            share = optim.learning_rate_share(step, warmup, settings.steps)
+            optim.set_learning_rate(optimizer, share)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -162,12 +165,10 @@ def pretrain(
             losses = [*losses[-49:], loss.item()]  # saved: a resumed run reports the same mean
             progress.advance(1, loss=losses[-1])
             if step % save_every_steps == 0 and step < settings.steps:
-                _save(store, step, learner, optimizer, losses)
-    return learner.eval(), {
-        "steps": step,
-        "images": len(rows),
-        "loss": round(float(np.mean(losses)), 4),
-    }
+                moments = optim.optimizer_tensors(optimizer, learner)
+                store.save(Snapshot(step, learner.state_dict(), moments, {"losses": losses}))
+    mean = round(float(np.mean(losses)), 4)
+    return learner.eval(), {"steps": step, "images": len(rows), "loss": mean}
 
 
 def write_weights(folder: Path, learner: ViewLearner) -> None:
@@ -175,21 +176,3 @@ def write_weights(folder: Path, learner: ViewLearner) -> None:
     state = learner.image.backbone.state_dict()
     plain = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
     write_bytes(folder / WEIGHTS, save(plain))
-
-
-def _save(
-    store: CheckpointStore, step: int, learner: ViewLearner, optimizer: AdamW, losses: list[float]
-) -> None:
-    moments = optim.optimizer_tensors(optimizer, learner)
-    store.save(Snapshot(step, learner.state_dict(), moments, {"losses": losses}))
-
-
-def _resume(
-    store: CheckpointStore, learner: ViewLearner, optimizer: AdamW
-) -> tuple[int, list[float]]:
-    snapshot, _ = store.find()
-    if snapshot is None:
-        return 0, []
-    learner.load_state_dict(dict(snapshot.weights))
-    optim.load_optimizer_tensors(optimizer, learner, snapshot.optimizer)
-    return snapshot.step, list(snapshot.state["losses"])

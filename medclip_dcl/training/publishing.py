@@ -67,13 +67,8 @@ def package_model(
         **{name: trained.figures.get(name) for name in ("loss", "uncorrected_loss", "frac_floor")},
         "studies": len(corpus.study_ids),
         "patients": len(corpus.subject_ids),
-        **_resumed_with(trained),
+        **trained.state.resumed_with(),
     }
-
-
-def _resumed_with(trained: TrainResult) -> dict[str, Any]:
-    changes = trained.state.resumed_with
-    return {"resumed_with": changes} if changes else {}
 
 
 def _input_range(inputs: TrainInputs, corpus: Corpus) -> model_package.InputRange:
@@ -127,13 +122,9 @@ def _model_card(
     grid: tuple[int, int],
 ) -> dict[str, Any]:
     # Counts, digests and settings; no ids, and no texts but the prompts.
-    artifacts = {
-        "manifest": inputs.manifest,
-        "prepared": inputs.prepared,
-        "sentences": inputs.sentences,
-        "eta_cache": inputs.eta_cache,
-        "claims": inputs.claims,
-    }
+    names = ("manifest", "prepared", "sentences", "eta_cache", "claims")
+    artifacts = {name: getattr(inputs, name) for name in names}
+    best = {"metric": config.train.best_metric, "value": trained.state.best_value}
     return {
         "intended_use": _INTENDED_USE,
         "limits": list(_LIMITS),
@@ -155,14 +146,10 @@ def _model_card(
             "steps": trained.state.step,
             "skipped": trained.state.skipped,
             "published_step": trained.published_step,
-            "best": (
-                {"metric": config.train.best_metric, "value": trained.state.best_value}
-                if config.train.best_metric
-                else None
-            ),
+            "best": best if config.train.best_metric else None,
             "global_batch": config.train.global_batch,
             "processes": config.train.processes,
-            **_resumed_with(trained),
+            **trained.state.resumed_with(),
             "last_figures": {
                 name: value
                 for name, value in trained.figures.items()

@@ -5,7 +5,7 @@ texts that are compared, validation, trackers.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,9 +34,7 @@ from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.supervision import (
     Supervision,
-    centre_of,
     closest_threshold,
-    mean_states,
     read_supervision,
     text_vectors,
 )
@@ -84,7 +82,6 @@ class TrainSetup:
     objective: ContrastiveObjective
     hooks: Hooks
     prepared: PreparedImages
-    validation: "Validation | None"
 
 
 def set_up(
@@ -102,14 +99,18 @@ def set_up(
     prepared = PreparedImages(inputs.prepared)
     splits = _read_corpus(config, inputs, start, prepared, say)
     if config.objective.compares_texts:
-        splits = _with_text_vectors(splits, encoder, accelerator)
+        tokens = {name: (split.corpus, split.tokens) for name, split in splits.items()}
+        for name, vectors in text_vectors(encoder.text, tokens, accelerator.device).items():
+            splits[name].supervision.of_texts["text_vectors"] = vectors
     parts = {
         name: _training_data(config, split, prepared, accelerator, trains=name == "train")
         for name, split in splits.items()
     }
     validation = None
     if "validate" in parts:
-        validation = _validation(config, inputs, start, parts["validate"], accelerator, say)
+        validation = _validation(
+            config, inputs, start, prepared, parts["validate"], accelerator, say
+        )
     data = parts["train"]
     return TrainSetup(
         config=config,
@@ -120,7 +121,6 @@ def set_up(
         # Trackers open later: the step that a run goes on from is read with its checkpoint.
         hooks=Hooks(say, validation, partial(open_trackers, accelerator, config)),
         prepared=prepared,
-        validation=validation,
     )
 
 
@@ -211,23 +211,6 @@ def _read_corpus(
     return splits
 
 
-def _with_text_vectors(
-    splits: Mapping[str, CorpusSplit], encoder: DualEncoder, accelerator: Accelerator
-) -> dict[str, CorpusSplit]:
-    # Texts of every split are compared in the space of the training sentences.
-    states = {
-        name: mean_states(encoder.text, split.tokens, accelerator.device)
-        for name, split in splits.items()
-    }
-    centre = centre_of(states["train"], splits["train"].corpus)
-    added = {}
-    for name, split in splits.items():
-        columns = dict(split.supervision.of_texts)
-        columns["text_vectors"] = text_vectors(states[name], centre)
-        added[name] = split._replace(supervision=replace(split.supervision, of_texts=columns))
-    return added
-
-
 def _training_data(
     config: TrainingConfig,
     split: CorpusSplit,
@@ -277,6 +260,7 @@ def _validation(
     config: TrainingConfig,
     inputs: TrainInputs,
     start: Start,
+    prepared: PreparedImages,
     data: TrainingData,
     accelerator: Accelerator,
     say: Callable[..., None],
@@ -302,7 +286,7 @@ def _validation(
             data.corpus,
             inputs.manifest,
             inputs.claims,
-            PreparedImages(inputs.prepared),
+            prepared,
             inputs.prompts,
             partial(TokenTable, start.tokenizer, max_tokens=config.model.text.max_tokens),
         ),

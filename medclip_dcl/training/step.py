@@ -58,18 +58,17 @@ class TrainStep:
         settings: TrainConfig,
         seed: int,
     ) -> None:
-        if settings.chunk:
-            refuse_learning_norms(encoder, settings)
         # Convolutions are faster in this layout, on CPU and GPU; torch's stubs lack the keyword.
         encoder.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._accelerator, self._settings, self._seed = accelerator, settings, seed
         self._encoder = encoder.to(accelerator.device)
         self._objective = objective
         frozen = optim.frozen_groups(settings)
-        optim.freeze(
-            encoder, frozen
-        )  # before it is wrapped, as a wrapper waits for all that learns
+        # Before it is wrapped, as a wrapper waits for all that learns.
+        optim.freeze(encoder, frozen)
         optim.set_training_mode(encoder, settings.freeze_batchnorm, frozen)
+        if settings.chunk:
+            _refuse_learning_norms(encoder, settings)
         self.optimizer = optim.build_optimizer(encoder, settings)
         self._wrapped: nn.Module
         self._stepper: Optimizer
@@ -126,9 +125,13 @@ class TrainStep:
             buffer.copy_(old)
 
 
-def refuse_learning_norms(encoder: nn.Module, settings: TrainConfig) -> None:
-    """Raise ConfigError where batch norms would learn from each chunk of a batch."""
-    names = optim.learning_norms(encoder, settings)
+def _refuse_learning_norms(encoder: nn.Module, settings: TrainConfig) -> None:
+    # Of an encoder in training mode: those of frozen parts, or frozen ones, are in eval mode.
+    names = [
+        name
+        for name, module in encoder.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+    ]
     if names:
         raise ConfigError(
             f"train.chunk is {settings.chunk}, and the batch norms of the model ({names[0]} and "

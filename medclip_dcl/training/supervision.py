@@ -5,9 +5,8 @@ before training. Corpus, dataset and batch carry columns by their names and know
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -39,17 +38,11 @@ _SAMPLED_BATCHES, _SAMPLED_SLOTS = 32, 64  # some 130,000 pairs: a share of 1 % 
 _ROUNDING = 1e-4  # two copies of a sentence count as closer than any threshold
 
 
-@dataclass(frozen=True)
-class Supervision:
+class Supervision(NamedTuple):
     """Columns by name, each with a row for every distinct text or for every study."""
 
-    of_texts: Mapping[str, Tensor] = field(default_factory=dict)
-    of_studies: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-def needs_claims(settings: ObjectiveConfig) -> bool:
-    """Return whether an objective reads the claims artifact."""
-    return settings.relation != "none"
+    of_texts: dict[str, Tensor]
+    of_studies: dict[str, Tensor]
 
 
 def read_supervision(
@@ -58,7 +51,7 @@ def read_supervision(
     """Read the columns of an objective; ConfigError where it asks for labels and there are none."""
     of_texts: dict[str, Tensor] = {}
     of_studies: dict[str, Tensor] = {}
-    if needs_claims(settings):
+    if settings.relation != "none":
         from medclip_dcl.losses.relations import encode_claims, encode_labels
         from medclip_dcl.text.labeler.labels import REPORT_CLAIMS, SENTENCE_CLAIMS, claimed_findings
 
@@ -81,10 +74,27 @@ def read_supervision(
     return Supervision(of_texts, of_studies)
 
 
-def mean_states(
+def text_vectors(
+    encoder: TextEncoder, splits: Mapping[str, tuple[Corpus, TokenTable]], device: torch.device
+) -> dict[str, Float[Tensor, "texts width"]]:
+    """Make the unit vectors by whose cosines the texts of each split are compared.
+
+    They are mean states of the encoder before its first step, less the mean over the training
+    sentences, each as often as it is said. The cosines of raw BERT states are all close to 1,
+    whatever the texts say; less their mean they spread over both signs. Wang et al. 2023 name the
+    rivals that compare texts, and no space.
+    """
+    states = {name: _mean_states(encoder, tokens, device) for name, (_, tokens) in splits.items()}
+    corpus, _ = splits["train"]
+    counts = torch.from_numpy(np.bincount(corpus.text_of, minlength=len(corpus.texts))).float()
+    centre = counts @ states["train"] / counts.sum()
+    return {name: functional.normalize(each - centre, dim=-1) for name, each in states.items()}
+
+
+def _mean_states(
     encoder: TextEncoder, tokens: TokenTable, device: torch.device
 ) -> Float[Tensor, "texts width"]:
-    """Average the states of each text's word pieces, by the encoder before its first step."""
+    # Mean over the states of each text's word pieces.
     order = np.argsort(tokens.lengths, kind="stable")  # of like length: little padding
     parts = []
     with evaluating(encoder.to(device)):
@@ -95,23 +105,6 @@ def mean_states(
             share = mask / mask.sum(dim=1, keepdim=True)
             parts.append((share.unsqueeze(-1) * states).sum(dim=1).float().cpu())
     return torch.cat(parts)[torch.from_numpy(np.argsort(order))]  # in the order of the texts
-
-
-def centre_of(states: Float[Tensor, "texts width"], corpus: Corpus) -> Float[Tensor, " width"]:
-    """Average states over the sentences of a split, each as often as it is said.
-
-    The cosines of raw BERT states are all close to 1, whatever the texts say; less their mean they
-    spread over both signs. Wang et al. 2023 name the rivals that compare texts, and no space.
-    """
-    counts = torch.from_numpy(np.bincount(corpus.text_of, minlength=len(states))).float()
-    return counts @ states / counts.sum()
-
-
-def text_vectors(
-    states: Float[Tensor, "texts width"], centre: Float[Tensor, " width"]
-) -> Float[Tensor, "texts width"]:
-    """Return the unit vectors by whose cosines texts are compared."""
-    return functional.normalize(states - centre, dim=-1)
 
 
 def closest_threshold(

@@ -46,10 +46,6 @@ class TrainingData(NamedTuple):
 Validate = Callable[[Accelerator, DualEncoder, ContrastiveObjective], dict[str, float | None]]
 
 
-def _nothing(_step: int) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Hooks:
     """Callbacks of a run: what happens besides its steps."""
@@ -57,7 +53,7 @@ class Hooks:
     say: Callable[..., None]  # prints facts
     validate: Validate | None = None
     """Measures the model every `validate_every_steps`; None: nothing does."""
-    begin: Callable[[int], None] = _nothing
+    begin: Callable[[int], None] = lambda _step: None
     """Called with the steps done before the first one of this start."""
 
 
@@ -93,7 +89,7 @@ def run(
     """
     settings = settings.counted(data.sampler.steps_per_epoch)  # a pass's steps are known now
     trainer = Trainer(accelerator, model, objective, store, settings, seed)
-    start, resumed_with = trainer.state.step, trainer.state.resumed_with
+    start = trainer.state.step
     hooks.say(
         studies=len(data.corpus.study_ids),
         texts=len(data.corpus.texts),
@@ -103,9 +99,9 @@ def run(
         processes=accelerator.num_processes,
         from_step=start,
         passed_over=list(trainer.passed_over),
-        **({"resumed_with": resumed_with} if resumed_with else {}),
+        **trainer.state.resumed_with(),
     )
-    if resumed_with and resumed_with[-1]["from_step"] == start:
+    if len(trainer.state.launches) > 1 and trainer.state.launches[-1][0] == start:
         hooks.say(
             warning=f"the run goes on with {accelerator.num_processes} processes, another number "
             "than before: batches stay the same, and from here on the weights are not bit-equal to "

@@ -88,6 +88,11 @@ def commit_tables(
         return writer.commit({})
 
 
+def made(work: Path, kind: ArtifactType) -> Artifact:
+    """Open an artifact of a work folder."""
+    return open_artifact(kind.at(work), kind)
+
+
 def write_eta(work: Path, value: float) -> Artifact:
     """Write the eta cache: one value for every sentence."""
     texts = sorted(text_key(text) for _, *said in KINDS for text in said)
@@ -99,12 +104,11 @@ def write_eta(work: Path, value: float) -> Artifact:
 
 def read_tiny_corpus(work: Path, split: str = "train") -> Corpus:
     """Read the studies of a split as the trainer does."""
-
-    def opened(kind: ArtifactType) -> Artifact:
-        return open_artifact(kind.at(work), kind)
-
-    images, cache = PreparedImages(opened(prepared.ARTIFACT)), opened(eta.ARTIFACT)
-    return read_corpus(opened(manifest.ARTIFACT), images, opened(sentences.ARTIFACT), cache, split)
+    images = PreparedImages(made(work, prepared.ARTIFACT))
+    studies, said, cache = (
+        made(work, kind) for kind in (manifest.ARTIFACT, sentences.ARTIFACT, eta.ARTIFACT)
+    )
+    return read_corpus(studies, images, said, cache, split)
 
 
 def write_config(path: Path, work: Path, **sections: Mapping[str, Any]) -> Path:

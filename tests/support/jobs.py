@@ -5,9 +5,10 @@ from typing import Any
 
 import yaml
 
-from medclip_dcl.core.artifact import Artifact, ArtifactType, open_artifact
+from medclip_dcl.core.artifact import ArtifactType
 from medclip_dcl.core.tables import TableFormat, read_table
 from pipelines.__main__ import main
+from tests.support.corpus import made
 from tests.support.processes import options
 
 
@@ -22,10 +23,6 @@ def run(stage: str, work: Path, *settings: str, code: int = 0, force: bool = Fal
     """Run a stage by that config; every setting is `key=value`."""
     words = ["--config", str(work.with_name(f"{work.name}.yaml")), *options(settings)]
     assert main([stage, *words, *["--force"] * force]) == code
-
-
-def made(work: Path, kind: ArtifactType) -> Artifact:
-    return open_artifact(kind.at(work), kind)
 
 
 def rows(work: Path, kind: ArtifactType, form: TableFormat) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
@@ -15,7 +14,6 @@ from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.corpus import TokenTable
 from medclip_dcl.training.dataset import (
     ImageTextDataset,
-    cut,
     draw_crops,
     jitter,
     prefetch,
@@ -24,21 +22,18 @@ from medclip_dcl.training.dataset import (
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.supervision import read_supervision
-from tests.support.corpus import KINDS, read_tiny_corpus
+from tests.support.corpus import KINDS, made, read_tiny_corpus
 
 
 def dataset_of(work: Path, mine: slice = slice(0, 8), seed: int | None = 0) -> ImageTextDataset:
     corpus = read_tiny_corpus(work)
     tokenizer = load_language_model(work / "language_model").tokenizer
+    objective = ObjectiveConfig(relation="claims", negatives="remove_labels")
+    tables = (made(work, kind) for kind in (manifest.ARTIFACT, labels.ARTIFACT))
     return ImageTextDataset(
         corpus=corpus,
-        supervision=read_supervision(
-            ObjectiveConfig(relation="claims", negatives="remove_labels"),
-            corpus,
-            open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT),
-            open_artifact(labels.ARTIFACT.at(work), labels.ARTIFACT),
-        ),
-        prepared=PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT)),
+        supervision=read_supervision(objective, corpus, *tables),
+        prepared=PreparedImages(made(work, prepared.ARTIFACT)),
         tokens=TokenTable(tokenizer, corpus.texts, 32),
         sampler=ImageTextSampler(corpus.images, corpus.sentences, 8, 0, False),
         input_px=32,
@@ -73,6 +68,9 @@ def test_processes_see_slices_of_one_batch_and_validation_sees_images_as_they_ar
     assert whole.study_ids == left.study_ids == right.study_ids
     batch = dataset_of(work, seed=None).batch(0)
     assert batch.brightness.eq(1).all()
+    images = PreparedImages(made(work, prepared.ARTIFACT))
+    middles = {images.pixels(row)[4:36, 4:36].tobytes() for row in range(len(images))}
+    assert {crop.numpy().tobytes() for crop in batch.crops} <= middles  # 32 of 40 pixels
     assert torch.equal(batch.crops, dataset_of(work, seed=None).batch(0).crops)
     assert not torch.equal(batch.crops, dataset_of(work).batch(0).crops)
 
@@ -120,17 +118,12 @@ def test_jitter_is_brightness_then_contrast_and_of_ones_the_input_of_the_service
     torch.testing.assert_close(ours, to_input(given, 12), rtol=0, atol=1e-6)
 
 
-def test_crops_are_windows_that_reach_every_corner_and_factors_fill_their_range():
-    image = np.arange(36, dtype=np.uint8).reshape(6, 6)
-    out = np.empty((3, 3), dtype=np.uint8)
-    cut(image, 2, 1, out)
-    assert out.tolist() == [[13, 14, 15], [19, 20, 21], [25, 26, 27]]
+def test_crops_reach_every_corner_and_factors_fill_their_range():
     views = draw_crops(np.random.default_rng(0), 4000, 8)
     assert set(views.top.tolist()) == set(views.left.tolist()) == set(range(9))
-    assert 0.8 <= views.brightness.min() < 0.81
-    assert 1.19 < views.brightness.max() <= 1.2
-    assert 0.8 <= views.contrast.min() < 0.81
-    assert 1.19 < views.contrast.max() <= 1.2
+    for factors in (views.brightness, views.contrast):
+        assert 0.8 <= factors.min() < 0.81
+        assert 1.19 < factors.max() <= 1.2
     assert views.brightness.dtype == np.float32
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from accelerate import Accelerator
 
-from medclip_dcl.core.artifact import Artifact, ArtifactType, open_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.likelihood import eta, masked_lm
 from medclip_dcl.models.settings import ModelConfig
@@ -18,27 +17,21 @@ from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.setup import TrainInputs, TrainSetup, set_up, slow_start
 from medclip_dcl.training.trainer import run
 from pipelines.config import load_config
-from tests.support.corpus import ETA, write_config
+from tests.support.corpus import ETA, made, write_config
 
 
 def prepare(work: Path, **sections: dict[str, Any]) -> tuple[TrainSetup, list[dict[str, Any]]]:
-    def opened(kind: ArtifactType) -> Artifact:
-        return open_artifact(kind.at(work), kind)
-
     inputs = TrainInputs(
-        manifest=opened(manifest.ARTIFACT),
-        prepared=opened(prepared.ARTIFACT),
-        sentences=opened(sentences.ARTIFACT),
-        eta_cache=opened(eta.ARTIFACT),
-        text_weights=opened(masked_lm.ARTIFACT).path,
+        manifest=made(work, manifest.ARTIFACT),
+        prepared=made(work, prepared.ARTIFACT),
+        sentences=made(work, sentences.ARTIFACT),
+        eta_cache=made(work, eta.ARTIFACT),
+        text_weights=masked_lm.ARTIFACT.at(work),
         prompts=(),
     )
-    config = load_config(write_config(work / "config.yaml", work, **sections))
+    config = TrainingConfig.of(load_config(write_config(work / "config.yaml", work, **sections)))
     facts: list[dict[str, Any]] = []
-    setup = set_up(
-        TrainingConfig.of(config), inputs, Accelerator(cpu=True), lambda **f: facts.append(f)
-    )
-    return setup, facts
+    return set_up(config, inputs, Accelerator(cpu=True), lambda **f: facts.append(f)), facts
 
 
 def test_the_training_split_alone_is_trained_on(work: Path) -> None:
@@ -46,7 +39,6 @@ def test_the_training_split_alone_is_trained_on(work: Path) -> None:
     corpus, dataset, _ = setup.data
     assert len(corpus.study_ids) == 24
     assert dataset.batch(0).eta.tolist() == pytest.approx([ETA] * 8)
-    assert setup.validation is None
     assert setup.hooks.validate is None
     assert any(fact.get("weights") == "text" for fact in facts)
 
@@ -54,11 +46,11 @@ def test_the_training_split_alone_is_trained_on(work: Path) -> None:
 def test_validation_is_the_same_at_every_start_and_warned_of_where_it_is_one_small_batch(work):
     settings = {"global_batch": 12, "validate_every_steps": 2, "validate_images": 0}
     setup, facts = prepare(work, train=settings)
-    assert [len(batch.eta) for batch in setup.validation.batches] == [8]
+    assert [len(batch.eta) for batch in setup.hooks.validate.batches] == [8]
     warnings = [str(fact["warning"]) for fact in facts if "warning" in fact]
     assert any("of batches of 8, with 7 negatives in place of 11" in text for text in warnings)
     settings = {"validate_every_steps": 2, "validate_images": 0}
-    first, again = (prepare(work, train=settings)[0].validation.batches for _ in range(2))
+    first, again = (prepare(work, train=settings)[0].hooks.validate.batches for _ in range(2))
     assert [batch.study_ids for batch in first] == [batch.study_ids for batch in again]
     assert (first[0].crops == again[0].crops).all()
 
@@ -79,7 +71,7 @@ def test_another_number_of_processes_goes_on_and_says_what_differs(work, tmp_pat
             store=store,
         )
     assert result.finished
-    assert result.state.resumed_with == [{"from_step": 2, "processes": 1}]
+    assert result.state.resumed_with() == {"resumed_with": [{"from_step": 2, "processes": 1}]}
     (warning,) = [fact["warning"] for fact in facts if "another number" in fact.get("warning", "")]
     assert "not bit-equal" in warning
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.likelihood.masked_lm import load_language_model
 from medclip_dcl.losses.negatives import remove_by_similarity
@@ -16,14 +15,11 @@ from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
 from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.supervision import (
     Supervision,
-    centre_of,
     closest_threshold,
-    mean_states,
-    needs_claims,
     read_supervision,
     text_vectors,
 )
-from tests.support.corpus import KINDS, read_tiny_corpus
+from tests.support.corpus import KINDS, made, read_tiny_corpus
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +29,9 @@ def corpus(work: Path) -> Corpus:
 
 def supervision_of(work: Path, **settings: object) -> Supervision:
     objective = ObjectiveConfig.model_validate(settings)
-    claims = open_artifact(labels.ARTIFACT.at(work), labels.ARTIFACT)
-    images = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT)
-    read = claims if needs_claims(objective) else None
-    return read_supervision(objective, read_tiny_corpus(work), images, read)
+    claims = None if objective.relation == "none" else made(work, labels.ARTIFACT)
+    studies = made(work, manifest.ARTIFACT)
+    return read_supervision(objective, read_tiny_corpus(work), studies, claims)
 
 
 @pytest.mark.parametrize("relation", ["claims", "labels"])
@@ -62,12 +57,8 @@ def test_labels_are_those_of_the_five_findings(work: Path) -> None:
 def test_the_threshold_lies_where_the_closest_pairs_of_batches_end(corpus, share, threshold):
     """6 of 24 studies are of a kind, so 5 of 23 pairs of a batch, 22 %, have cosine 1, others 0."""
     kinds = [next(k for k, (_, *said) in enumerate(KINDS) if text in said) for text in corpus.texts]
-    found = closest_threshold(
-        torch.eye(4)[kinds],
-        corpus,
-        ImageTextSampler(corpus.images, corpus.sentences, 8, 0, False),
-        share,
-    )
+    sampler = ImageTextSampler(corpus.images, corpus.sentences, 8, 0, False)
+    found = closest_threshold(torch.eye(4)[kinds], corpus, sampler, share)
     assert found == pytest.approx(threshold, abs=1e-6)
 
 
@@ -94,8 +85,9 @@ def test_mean_states_are_centred_on_the_training_sentences(work: Path, corpus: C
     encoder = TextEncoder(model.model.config, 16)
     load_text_weights(encoder, work / "language_model")
     encoder.train()
-    tokens = TokenTable(model.tokenizer, corpus.texts, 32)
-    found = mean_states(encoder, tokens, torch.device("cpu"))
+    texts = {"train": corpus.texts, "validate": corpus.texts[:3]}
+    splits = {name: (corpus, TokenTable(model.tokenizer, each, 32)) for name, each in texts.items()}
+    found = text_vectors(encoder, splits, torch.device("cpu"))
     assert encoder.training  # and dropout played no part
     encoder.eval()
     states = []
@@ -103,7 +95,7 @@ def test_mean_states_are_centred_on_the_training_sentences(work: Path, corpus: C
         ids = torch.tensor([model.tokenizer(text)["input_ids"]])
         states.append(encoder.backbone(input_ids=ids)[0][0].mean(0).detach())
     centre = torch.stack([states[text] for text in corpus.text_of]).mean(0)
-    vectors = text_vectors(found, centre_of(found, corpus))
-    for vector, state in zip(vectors, states, strict=True):
+    for vector, state in zip(found["train"], states, strict=True):
         expected = (state - centre) / (state - centre).norm()
         torch.testing.assert_close(vector, expected, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(found["validate"], found["train"][:3], atol=1e-5, rtol=0)

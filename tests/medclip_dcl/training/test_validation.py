@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
@@ -17,7 +16,7 @@ from medclip_dcl.training.corpus import TokenTable
 from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.validation import ValidationMetrics, validation_batch
 from pipelines.config import Config
-from tests.support.corpus import KINDS, read_tiny_corpus
+from tests.support.corpus import KINDS, made, read_tiny_corpus
 from tests.support.tiny_models import tiny_dual_encoder, tiny_model_config
 
 FINDINGS = (
@@ -27,9 +26,7 @@ FINDINGS = (
 TOKENIZER = train_tokenizer([text for _, *said in KINDS for text in said], 200, 32)
 
 
-def questions(
-    work: Path, images: int = 100, best: str = "", findings=FINDINGS, with_claims: bool = True
-) -> ValidationMetrics:
+def questions(work: Path, images: int = 100, best: str = "") -> ValidationMetrics:
     """Those to the eight studies of the validation split, s024 to s031."""
     train = {"validate_images": images, "validate_every_steps": 1, "best_metric": best}
     config = Config.model_validate({"work": str(work), "train": train}).model_copy(
@@ -38,10 +35,10 @@ def questions(
     return ValidationMetrics(
         TrainingConfig.of(config),
         read_tiny_corpus(work, "validate"),
-        open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT),
-        open_artifact(labels.ARTIFACT.at(work), labels.ARTIFACT) if with_claims else None,
-        PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT)),
-        findings,
+        made(work, manifest.ARTIFACT),
+        made(work, labels.ARTIFACT),
+        PreparedImages(made(work, prepared.ARTIFACT)),
+        FINDINGS,
         lambda texts: TokenTable(TOKENIZER, texts, 32),
     )
 
