@@ -1,10 +1,7 @@
 """The rules that can be read from the image's and the compose file; `make containers` runs them."""
 
-import ast
 import re
 import shlex
-import subprocess
-import sys
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,8 @@ from packaging.version import Version
 from api.auth import is_loopback
 from api.settings import ServeSettings, read_service_settings
 from medclip_hospital.gateway.settings import read_gateway_settings
+from tests.house.budgets import measured
+from tests.house.tree import imported_by, syntax
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -52,28 +51,24 @@ def environment(dockerfile: list[tuple[str, str]]) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_the_image_installs_what_the_service_s_own_modules_import(device: str) -> None:
-    packages = PINNED.findall((DOCKER / f"{device}.lock").read_text())
-    installed = {canonicalize_name(name) for name, _ in packages}
-    listing = "import sys, api.launcher; print(*(m.__file__ for n, m in sys.modules.items() if "
-    listing += (
-        "n.split('.')[0] in {'api', 'medclip_dcl'} and getattr(m, '__file__', '')), sep='\\n')"
-    )
-    files = subprocess.run(
-        [sys.executable, "-c", listing], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert len(files) > 30
+def test_the_images_install_what_the_service_s_own_modules_import() -> None:
+    files = measured("api.launcher")["api.launcher"]["files"].values()
+    of_service = [Path(file) for file in files if "pipelines" not in Path(file).parts]
+    assert len(of_service) > 30
     distributions = packages_distributions()
-    for file in files:
-        # What stands at the left is imported whatever is asked; the rest may be for other uses.
-        for node in ast.parse(Path(file).read_text(encoding="utf-8")).body:
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.level == 0:
-                names.append(node.module or "")
-            for name in {name.partition(".")[0] for name in names} - {"api", "medclip_dcl"}:
-                owners = {canonicalize_name(owner) for owner in distributions.get(name, [])}
-                assert not owners or owners & installed, (Path(file).name, name)
+    # What stands at the left is imported whatever is asked; the rest may be for other uses.
+    imported = {
+        name.partition(".")[0]
+        for file in of_service
+        for node in syntax(file).body
+        for name in imported_by(node)
+    }
+    for device in ("cpu", "gpu"):
+        packages = PINNED.findall((DOCKER / f"{device}.lock").read_text())
+        installed = {canonicalize_name(name) for name, _ in packages}
+        for name in imported - {"api", "medclip_dcl"}:
+            owners = {canonicalize_name(owner) for owner in distributions.get(name, [])}
+            assert not owners or owners & installed, (device, name)
 
 
 @pytest.mark.parametrize("name", [*SERVICES, *WATCHERS, *HOSPITAL])

@@ -5,12 +5,14 @@ raises the limit in a commit that says why. `tests/house` fails where a figure i
 """
 
 import functools
+import json
 import subprocess
 import sys
 import typing
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import grimp
 import networkx as nx
@@ -19,8 +21,17 @@ from pydantic import BaseModel
 
 from pipelines.__main__ import COMMANDS
 from pipelines.config import Config
+from tests.house.loaded import FIRST_LOSS
 from tests.house.tree import HOSPITAL, ROOT, SHIPPED, modules, tracked
 
+LOADING = {
+    "pipelines.train": "pipelines.train",
+    "pipelines.config": "pipelines.config",
+    "api.app": "api.app",
+    "the predictor": "medclip_dcl.inference.predictor",
+    "the client": "medclip_dcl.client",
+}
+"""Figure -> the module whose import it counts."""
 _FILE = Path(__file__).with_name("budgets.yaml")
 
 
@@ -28,9 +39,11 @@ def figures() -> dict[str, int]:
     """Every figure of `budgets.yaml` as it is now."""
     shipped = modules(*SHIPPED, "client")
     pages = tracked(".md")
-    train = loaded_by("pipelines.train")[0].values()
-    with TemporaryDirectory() as folder:
-        stack = loss_stack(Path(folder) / "work")
+    answers = measured(*LOADING.values(), FIRST_LOSS)
+    loads = {
+        figure: [Path(file) for file in answers[module]["files"].values()]
+        for figure, module in LOADING.items()
+    }
     return {
         "shipped lines": lines_of(*shipped),
         "shipped modules": len(shipped),
@@ -43,16 +56,10 @@ def figures() -> dict[str, int]:
         "Markdown files": len(pages),
         "Markdown words": sum(len(page.read_text(encoding="utf-8").split()) for page in pages),
         "visible folders": len({path.relative_to(ROOT).parts[0] for path in _in_visible_folders()}),
-        "modules of pipelines.train": _count(train),
-        "lines of pipelines.train": lines_of(*train),
-        "modules of pipelines.config": _count(loaded_by("pipelines.config")[0].values()),
-        "modules of api.app": _count(loaded_by("api.app")[0].values()),
-        "modules of the predictor": _count(
-            loaded_by("medclip_dcl.inference.predictor")[0].values()
-        ),
-        "modules of the client": _count(loaded_by("medclip_dcl.client")[0].values()),
+        "lines of pipelines.train": lines_of(*loads["pipelines.train"]),
+        **{f"modules of {figure}": _count(files) for figure, files in loads.items()},
         "largest circle of files": max(map(len, circles()), default=0),
-        "modules down to the first loss": len(stack),
+        "modules down to the first loss": len(answers[FIRST_LOSS]),
     }
 
 
@@ -94,59 +101,17 @@ def _in_visible_folders() -> Iterator[Path]:
     return (ROOT / name for name in listed.splitlines() if "/" in name and name[0] != ".")
 
 
-_LOADED = """
-import importlib, sys
-importlib.import_module({module!r})
-for name, module in list(sys.modules.items()):
-    if name.split(".")[0] in {ours!r} and getattr(module, "__file__", None):
-        print(name, module.__file__)
-print("torch", "torch" in sys.modules)
-"""
-
-
 def _count(files: Iterable[Path]) -> int:
     return sum(file.name != "__init__.py" for file in files)
 
 
 @functools.cache
-def loaded_by(module: str) -> tuple[dict[str, Path], bool]:
-    """Modules of the project that an import loads, with their files; and whether torch is."""
-    code = _LOADED.format(module=module, ours=set(SHIPPED))
-    *listed, (_, torch) = (line.split(maxsplit=1) for line in _printed(code).splitlines())
-    return {name: Path(file) for name, file in listed}, torch == "True"
-
-
-def _printed(code: str) -> str:
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-
-
-_LOSS = """
-import traceback
-from pathlib import Path
-from medclip_dcl.training import objective
-from tests.support.corpus import write_config, write_corpus
-from pipelines.train import main
-
-def traced(*arguments, **options):
-    frames = [Path(frame.filename).resolve() for frame in traceback.extract_stack()]
-    root = Path.cwd()
-    inside = (file.relative_to(root) for file in frames if file.is_file() and root in file.parents)
-    own = [file for file in inside if not file.parts[0].startswith(".")]  # no environment
-    print("STACK", *dict.fromkeys(map(str, own)), "medclip_dcl/losses/debiased.py")
-    raise SystemExit(0)
-
-objective.debiased_terms = traced
-work = write_corpus(Path({work!r}))
-main(["--config", str(write_config(work / "config.yaml", work, train={{"steps": 1}}))])
-"""
-
-
-def loss_stack(work: Path) -> list[str]:
-    """Files of the project on the call stack where a tiny training computes its first loss."""
-    printed = _printed(_LOSS.format(work=str(work)))
-    (line,) = [line for line in printed.splitlines() if line.startswith("STACK ")]
-    return line.split()[1:]
+def measured(*names: str) -> dict[str, Any]:
+    """Answers of `tests.house.loaded`, by name."""
+    with TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "tests.house.loaded", folder, *names]
+        subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        return {name: json.loads((Path(folder) / name).read_text("utf-8")) for name in names}
 
 
 def circles() -> Iterator[set[str]]:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.house.budgets import loaded_by, table
+from tests.house.budgets import measured, table
+from tests.house.loaded import LIGHT
 
 
 def test_no_figure_is_above_its_limit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -12,8 +13,7 @@ def test_no_figure_is_above_its_limit(capsys: pytest.CaptureFixture[str]) -> Non
     assert above == []
 
 
-@pytest.mark.parametrize("module", ["medclip_dcl.client", "pipelines.config"])
-def test_what_every_command_reads_loads_no_torch(module: str) -> None:
-    files, torch = loaded_by(module)
-    assert module in files
-    assert not torch
+def test_what_every_command_reads_loads_no_torch() -> None:
+    for module, answer in measured(*LIGHT).items():
+        assert module in answer["files"]
+        assert not answer["torch"]

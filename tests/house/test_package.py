@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.tree import ROOT, SHIPPED, modules, syntax
-from tests.support.service import png, running, store
+from tests.house.tree import ROOT, SHIPPED, imported_by, modules, syntax
+from tests.support.service import png
+from tests.support.stub_service import FINDINGS, stub_service
 
 LOSS = """
 import torch
@@ -49,7 +50,7 @@ def test_what_is_imported_is_declared() -> None:
         name.split(".")[0]
         for path in modules(*SHIPPED)
         for node in ast.walk(syntax(path))
-        for name in _imported(node)
+        for name in imported_by(node)
     }
     foreign = {name for name in imported if name not in sys.stdlib_module_names}
     ours = {*SHIPPED, "medclip_dcl"}
@@ -57,14 +58,6 @@ def test_what_is_imported_is_declared() -> None:
     unlisted = {_NAMES.get(name, name) for name in foreign - ours} - declared
     # an option of torch's own, and adapters of a tracker or a loader that a user brings
     assert unlisted <= {"torchvision", "tensorboardX"}
-
-
-def _imported(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    return (
-        [node.module] if isinstance(node, ast.ImportFrom) and not node.level and node.module else []
-    )
 
 
 def tracked_copy(folder: Path) -> Path:
@@ -210,11 +203,11 @@ def test_the_client_alone_asks_a_service_without_torch(tmp_path: Path) -> None:
     heavy = "import importlib.util as u; print([n for n in ('torch', 'numpy') if u.find_spec(n)])"
     assert run([binaries / "python", "-c", heavy], tmp_path).strip() == "[]"
 
-    folder = store(tmp_path / "published")
     (tmp_path / "key").write_text("k" * 40)
     (tmp_path / "key").chmod(0o400)
     (tmp_path / "image.png").write_bytes(png())
-    with running(folder, key_file=str(tmp_path / "key")) as service:
+    with stub_service() as service:
+        service.key = "k" * 40
         words = ["classify", "image.png", "--url", service.url, "--key-file", "key"]
         answer = json.loads(run([binaries / "medclip-ask", *words], tmp_path))
-    assert [finding["name"] for finding in answer["findings"]] == ["effusion", "pneumonia"]
+    assert [finding["name"] for finding in answer["findings"]] == [*FINDINGS]

@@ -40,6 +40,15 @@ def syntax(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+def imported_by(node: ast.AST) -> list[str]:
+    """Modules that a statement imports, by their whole names; relative ones left out."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and not node.level and node.module:
+        return [node.module]
+    return []
+
+
 def name_of(path: Path) -> str:
     """A path as people read it."""
     return path.relative_to(ROOT).as_posix()
