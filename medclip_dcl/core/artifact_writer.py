@@ -44,8 +44,7 @@ from medclip_dcl.core.files import (
 )
 from medclip_dcl.core.plugins import plugin_files
 
-_FINGERPRINT = "fingerprint.json"
-_DRAFT_CODE = "code.json"
+_NOTE = "draft.json"  # of a draft: its fingerprint, and the code that began it
 
 
 @dataclass
@@ -96,8 +95,7 @@ class ArtifactWriter:
         header["checksum"] = json_digest(header)
         write_text(self.directory / HEADER, header_text(header))
         # Only now: a kill before this line leaves a note, one after it a header to resume by.
-        for name in (_FINGERPRINT, _DRAFT_CODE):
-            (self.directory / name).unlink(missing_ok=True)
+        (self.directory / _NOTE).unlink(missing_ok=True)
         _publish(self.directory, self.final)
         artifact = open_artifact(self.final, self.kind, verify=False)
         note_stamps(artifact, stamps)
@@ -127,21 +125,20 @@ def write_artifact(
             ) from error
         with locked(path):
             directory = path.with_name(f".{path.name}.draft")
-            if same_code and changed_modules(_read_draft_code(directory)):
-                shutil.rmtree(directory)
-            resumed = _take_up(directory, kind, fingerprint)
+            resumed = _take_up(directory, kind, fingerprint, same_code=same_code)
             yield ArtifactWriter(directory, path, kind, fingerprint, resumed, time.monotonic())
 
 
-def _take_up(directory: Path, kind: ArtifactType, fingerprint: dict[str, Any]) -> bool:
+def _take_up(
+    directory: Path, kind: ArtifactType, fingerprint: dict[str, Any], *, same_code: bool
+) -> bool:
     """Return whether a draft of a killed run is resumed; else make a new one."""
-    unfinished = _begun(directory)
-    if unfinished == fingerprint:
-        remove_staged(directory)
-        write_text(directory / _FINGERPRINT, json.dumps(fingerprint, sort_keys=True))
-        (directory / HEADER).unlink(missing_ok=True)
-        return True
-    if kind.costly and directory.exists() and _data_files(directory):
+    unfinished, code = _begun(directory)
+    is_resumed = unfinished == fingerprint
+    if is_resumed and same_code and changed_modules(code):
+        shutil.rmtree(directory)
+        is_resumed = False
+    elif not is_resumed and kind.costly and directory.exists() and _data_files(directory):
         changes = (
             fingerprint_changes(unfinished, fingerprint)
             if unfinished
@@ -152,33 +149,26 @@ def _take_up(directory: Path, kind: ArtifactType, fingerprint: dict[str, Any]) -
             f"({'; '.join(changes)}); set them back to go on with it, or delete that folder to "
             "start again"
         )
-    if directory.exists():
-        shutil.rmtree(directory)
-    directory.mkdir()
-    write_text(directory / _DRAFT_CODE, json.dumps(code_digests()))
-    write_text(directory / _FINGERPRINT, json.dumps(fingerprint, sort_keys=True))
-    return False
+    if is_resumed:
+        remove_staged(directory)
+    else:
+        if directory.exists():
+            shutil.rmtree(directory)
+        directory.mkdir()
+        code = code_digests()
+    note = {"fingerprint": fingerprint, "code": code}
+    write_text(directory / _NOTE, json.dumps(note, sort_keys=True))
+    (directory / HEADER).unlink(missing_ok=True)
+    return is_resumed
 
 
-def _read_draft_code(directory: Path) -> dict[str, str]:
-    try:
-        code: dict[str, str] = json.loads((directory / _DRAFT_CODE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return code
-
-
-def _begun(directory: Path) -> dict[str, Any] | None:
-    """Read a draft's fingerprint from its note or, if it was about to be renamed, its header."""
-    for name in (_FINGERPRINT, HEADER):
-        try:
+def _begun(directory: Path) -> tuple[dict[str, Any] | None, dict[str, str]]:
+    """Read a draft's fingerprint and code from its note or, once that is gone, its header."""
+    for name in (_NOTE, HEADER):
+        with suppress(OSError, ValueError, KeyError, TypeError):
             tree = json.loads((directory / name).read_text(encoding="utf-8"))
-            fingerprint: dict[str, Any] = tree["fingerprint"] if name == HEADER else tree
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if isinstance(fingerprint, dict):
-            return fingerprint
-    return None
+            return tree["fingerprint"], (tree["origin"] if name == HEADER else tree)["code"]
+    return None, {}
 
 
 def _publish(directory: Path, final: Path) -> None:
@@ -201,7 +191,7 @@ def _publish(directory: Path, final: Path) -> None:
 
 def _data_files(directory: Path) -> list[str]:
     """List a draft's files; the frame's own notes and half-written files, which are hidden, not."""
-    return sorted(list_entries(directory)[0] - {_FINGERPRINT, _DRAFT_CODE})
+    return sorted(list_entries(directory)[0] - {_NOTE})
 
 
 Item = TypeVar("Item")

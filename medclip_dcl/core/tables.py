@@ -4,6 +4,7 @@ import io
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -133,21 +134,30 @@ def read_table(folder: Path, form: TableFormat, columns: Sequence[str] | None = 
         ArtifactCorrupt: the file cannot be read, or its columns are others.
     """
     path = folder / form.file
+    with damage_named(path):
+        if path.suffix == ".arrow":
+            with pa.memory_map(str(path)) as source:
+                table = pa.ipc.open_file(source).read_all()
+            table.validate(full=True)
+        else:
+            table = pq.ParquetFile(path, page_checksum_verification=True).read()  # no pandas
+    _require_columns(path, form, table.schema)
+    return table.select(list(columns)) if columns is not None else table
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Turn the errors of a table that cannot be read into ArtifactCorrupt."""
     try:
         with denials_named(path):
-            if path.suffix == ".arrow":
-                with pa.memory_map(str(path)) as source:
-                    table = pa.ipc.open_file(source).read_all()
-                table.validate(full=True)
-            else:
-                table = pq.ParquetFile(path, page_checksum_verification=True).read()  # no pandas
+            yield
     except (OSError, pa.ArrowException) as error:
         raise ArtifactCorrupt(f"table {path} is missing or damaged; rerun its job") from error
-    if table.schema.remove_metadata() != form.schema:
-        raise ArtifactCorrupt(
-            f"table {path} has other columns than {form.file} must; rerun its job"
-        )
-    return table.select(list(columns)) if columns is not None else table
+
+
+def _require_columns(path: Path, form: TableFormat, schema: pa.Schema) -> None:
+    if schema.remove_metadata() != form.schema:
+        raise ArtifactCorrupt(f"table {path} has other columns than it must; rerun its job")
 
 
 def read_in_parts(
@@ -161,24 +171,18 @@ def read_in_parts(
         ArtifactCorrupt: as of `read_table`.
     """
     path, rest = folder / form.file, form.schema.empty_table().select(list(columns))
-    try:
-        with denials_named(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
-            if file.schema_arrow.remove_metadata() != form.schema:
-                raise ArtifactCorrupt(
-                    f"table {path} has other columns than {form.file} must; rerun its job"
-                )
-            for batch in file.iter_batches(_GROUP_ROWS, columns=list(columns), use_threads=False):
-                part = pa.concat_tables(
-                    [rest, pa.Table.from_batches([batch]).select(rest.schema.names)]
-                )
-                end = len(part)
-                if whole:
-                    end = pc.index(part[whole], part[whole][-1]).as_py()
-                rest = part.slice(end).combine_chunks()
-                if end:
-                    yield part.slice(0, end).combine_chunks()
-    except (OSError, pa.ArrowException) as error:
-        raise ArtifactCorrupt(f"table {path} is missing or damaged; rerun its job") from error
+    with damage_named(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        _require_columns(path, form, file.schema_arrow)
+        for batch in file.iter_batches(_GROUP_ROWS, columns=list(columns), use_threads=False):
+            part = pa.concat_tables(
+                [rest, pa.Table.from_batches([batch]).select(rest.schema.names)]
+            )
+            end = len(part)
+            if whole:
+                end = pc.index(part[whole], part[whole][-1]).as_py()
+            rest = part.slice(end).combine_chunks()
+            if end:
+                yield part.slice(0, end).combine_chunks()
     if len(rest):
         yield rest
 

@@ -57,6 +57,10 @@ class Frame(NamedTuple):
     signed: bool = False  # JPEG and JPEG-LS have no sign
 
 
+def _number(stream: bytes, at: int, size: int) -> int:
+    return int.from_bytes(stream[at : at + size], "big")
+
+
 def plain_png(stream: bytes) -> bytes:
     """Cut a PNG file down to what makes its pixels, and what may hold its orientation.
 
@@ -64,7 +68,7 @@ def plain_png(stream: bytes) -> bytes:
     """
     parts, at = [stream[:_PNG_SIGNATURE_BYTES]], _PNG_SIGNATURE_BYTES
     for _ in range(_MAX_CHUNKS):
-        stop = at + 12 + int.from_bytes(stream[at : at + 4], "big")
+        stop = at + 12 + _number(stream, at, 4)
         kind = stream[at + 4 : at + 8]
         if kind in _PIXEL_CHUNKS or (_may_orient(kind, stream, at) and _is_whole(stream, at, stop)):
             parts.append(stream[at:stop])
@@ -80,7 +84,7 @@ def _may_orient(kind: bytes, stream: bytes, at: int) -> bool:
 
 def _is_whole(stream: bytes, at: int, stop: int) -> bool:
     check = zlib.crc32(stream[at + 4 : stop - 4])
-    return stop <= len(stream) and check == int.from_bytes(stream[stop - 4 : stop], "big")
+    return stop <= len(stream) and check == _number(stream, stop - 4, 4)
 
 
 def _segments(stream: bytes) -> Iterator[tuple[int, int, int]]:
@@ -93,7 +97,7 @@ def _segments(stream: bytes) -> Iterator[tuple[int, int, int]]:
         fill -= match.start() - at
         at, marker = match.start(), match[1][0]
         bare = marker in _BARE_MARKERS
-        stop = at + 2 + (0 if bare else int.from_bytes(stream[at + 2 : at + 4], "big"))
+        stop = at + 2 + (0 if bare else _number(stream, at + 2, 2))
         if not bare:
             yield marker, at, stop
         if marker in {_END_MARKER, _SCAN_MARKER}:
@@ -125,18 +129,22 @@ def read_jpeg(stream: bytes) -> Frame:
     """
     if stream[:2] != b"\xff\xd8":
         raise ImageError("corrupt", "the stream does not start with a JPEG marker")
-    for marker, start, _ in _segments(stream):
-        process = _PROCESS_OF.get(marker)
-        if process is None:
-            continue
-        frame = _jpeg_frame(stream, start, process)
-        if process == "dct" and stream.count(_SCAN) > _MAX_SCANS:
-            raise ImageError("corrupt", f"the stream has more than {_MAX_SCANS} scans")
-        if process == "lossless" and _CODES not in stream:
-            # ljpeg would go on with tables that were never filled
-            raise ImageError("corrupt", "the stream has no Huffman codes")
-        return frame
-    raise ImageError("corrupt", "the stream has no JPEG frame header")
+    frames = (item[:2] for item in _segments(stream) if item[0] in _PROCESS_OF)
+    marker, at = next(frames, (0, 0))
+    if not marker:
+        raise ImageError("corrupt", "the stream has no JPEG frame header")
+    if at + 10 > len(stream):
+        raise ImageError("truncated", "the stream ends in its frame header")
+    process, precision, components = _PROCESS_OF[marker], stream[at + 4], stream[at + 9]
+    rows, columns = _number(stream, at + 5, 2), _number(stream, at + 7, 2)
+    if _number(stream, at + 2, 2) != 8 + 3 * components:
+        raise ImageError("corrupt", "the frame header has another length than its components")
+    if process == "dct" and stream.count(_SCAN) > _MAX_SCANS:
+        raise ImageError("corrupt", f"the stream has more than {_MAX_SCANS} scans")
+    if process == "lossless" and _CODES not in stream:
+        # ljpeg would go on with tables that were never filled
+        raise ImageError("corrupt", "the stream has no Huffman codes")
+    return Frame(rows, columns, components, precision, process)
 
 
 def read_jpeg2000(stream: bytes) -> tuple[Frame, bytes]:
@@ -148,10 +156,8 @@ def read_jpeg2000(stream: bytes) -> tuple[Frame, bytes]:
         stream = _unboxed(stream)
     if stream[:4] != b"\xff\x4f\xff\x51" or len(stream) < 44:
         raise ImageError("corrupt", "the stream does not start with a JPEG 2000 size segment")
-    right, bottom, left, top = (
-        int.from_bytes(stream[at : at + 4], "big") for at in (8, 12, 16, 20)
-    )
-    components = int.from_bytes(stream[40:42], "big")
+    right, bottom, left, top = (_number(stream, at, 4) for at in (8, 12, 16, 20))
+    components = _number(stream, 40, 2)
     signed, precision = bool(stream[42] & 0x80), (stream[42] & 0x7F) + 1
     return Frame(bottom - top, right - left, components, precision, "j2k", signed), stream
 
@@ -191,7 +197,7 @@ def require_tiles(stream: bytes) -> None:
 
     Source: ITU-T T.800, A.4.2 (tile-part header; a length of 0 reaches to the end) and B.3.
     """
-    numbers = [int.from_bytes(stream[at : at + 4], "big") for at in range(8, 40, 4)]
+    numbers = [_number(stream, at, 4) for at in range(8, 40, 4)]
     (right, bottom), (width, height), (left, top) = numbers[:2], numbers[4:6], numbers[6:]
     if width == 0 or height == 0 or left > right or top > bottom:
         raise ImageError("corrupt", "the JPEG 2000 stream has impossible tiles")
@@ -205,10 +211,10 @@ def require_tiles(stream: bytes) -> None:
     for _ in range(_MAX_MARKERS):  # the main header
         if stream[at : at + 2] == _TILE_PART:
             break
-        at += 2 + int.from_bytes(stream[at + 2 : at + 4], "big")
+        at += 2 + _number(stream, at + 2, 2)
     while stream[at : at + 2] == _TILE_PART:
-        tiles.add(int.from_bytes(stream[at + 4 : at + 6], "big"))
-        length = int.from_bytes(stream[at + 6 : at + 10], "big")
+        tiles.add(_number(stream, at + 4, 2))
+        length = _number(stream, at + 6, 4)
         if length == 0:
             break
         if length < _TILE_HEADER or at + length > len(stream):
@@ -218,26 +224,14 @@ def require_tiles(stream: bytes) -> None:
         raise ImageError("truncated", "the JPEG 2000 stream lacks tiles that it declares")
 
 
-def _jpeg_frame(stream: bytes, at: int, process: str) -> Frame:
-    if at + 10 > len(stream):
-        raise ImageError("truncated", "the stream ends in its frame header")
-    rows = int.from_bytes(stream[at + 5 : at + 7], "big")
-    columns = int.from_bytes(stream[at + 7 : at + 9], "big")
-    components = stream[at + 9]
-    if int.from_bytes(stream[at + 2 : at + 4], "big") != 8 + 3 * components:
-        raise ImageError("corrupt", "the frame header has another length than its components")
-    return Frame(rows, columns, components, stream[at + 4], process)
-
-
 def _unboxed(stream: bytes) -> bytes:
     # A length of 1 stands for eight bytes of length that follow, one of 0 for "to the end". Each
     # box must move the offset forward: one that points at itself would loop for ever.
     at = 0
     for _ in range(_MAX_BOXES):
-        length = int.from_bytes(stream[at : at + 4], "big")
-        start = at + 8
+        length, start = _number(stream, at, 4), at + 8
         if length == 1:
-            length, start = int.from_bytes(stream[at + 8 : at + 16], "big"), at + 16
+            length, start = _number(stream, at + 8, 8), at + 16
         end = len(stream) if length == 0 else at + length
         if stream[at + 4 : at + 8] == b"jp2c":
             return stream[start:end]

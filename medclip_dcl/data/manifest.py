@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from medclip_dcl.core.artifact import Artifact, ArtifactType
-from medclip_dcl.core.errors import ArtifactCorrupt
-from medclip_dcl.core.tables import Column, TableFormat, read_table
+from medclip_dcl.core.tables import Column, TableFormat, damage_named, read_table
 from medclip_dcl.data.source_settings import LABEL_KEY
 from medclip_dcl.text.labeler.lexicon import LABELS
 
@@ -106,11 +105,9 @@ def read_labels(listed: Artifact) -> pa.Table:
     if STUDY_LABELS.file not in listed.files:
         return STUDY_LABELS.schema.empty_table()
     path = listed.path / STUDY_LABELS.file
-    try:
+    with damage_named(path):
         # The findings are the source's own, and this table alone says which.
         names = pq.read_schema(path).names
-    except (OSError, pa.ArrowException) as error:
-        raise ArtifactCorrupt(f"table {path} is missing or damaged; rerun its job") from error
     return read_table(listed.path, label_format(names[1:]))
 
 

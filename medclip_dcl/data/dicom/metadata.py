@@ -65,7 +65,6 @@ _TRANSFER_SYNTAX = _META_GROUP + b"\x10\x00"
 _LONG_VRS = {b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT"}
 _LONG_VRS |= {b"UV"}
 _NESTING = {(0xFFFE, 0xE000): 1, (0xFFFE, 0xE00D): -1, (0xFFFE, 0xE0DD): -1}
-_IMPLICIT, _BIG_ENDIAN = "1.2.840.10008.1.2", "1.2.840.10008.1.2.2"
 _UID = re.compile(r"[0-9][0-9.]{0,63}")
 _CODE = re.compile(r"[A-Z0-9 _]{0,16}")
 _INSTANCE_UID = (0x0008, 0x0018)
@@ -167,8 +166,15 @@ def _values(data: bytes, last: _Tag) -> dict[_Tag, bytes] | None:
         except zlib.error:
             return None
         start = 0
-    order: Literal["little", "big"] = "big" if syntax == _BIG_ENDIAN else "little"
-    return _walk(data, start, last, implicit=syntax == _IMPLICIT, order=order)
+    values: dict[_Tag, bytes] = {}
+    for tag, at, length in _elements(data, start, SYNTAXES.get(syntax, Syntax())):
+        if tag > last:  # elements are sorted: nothing wanted follows
+            break
+        if tag in TAGS and length != UNDEFINED:
+            values[tag] = data[at : at + length]
+            if len(values[tag]) < length:
+                raise _CutShort
+    return values
 
 
 def read_file_meta(data: bytes) -> tuple[str, int]:
@@ -199,23 +205,7 @@ def read_file_meta(data: bytes) -> tuple[str, int]:
     return syntax, at
 
 
-def _walk(
-    data: bytes, at: int, last: _Tag, *, implicit: bool, order: Literal["little", "big"]
-) -> dict[_Tag, bytes]:
-    values: dict[_Tag, bytes] = {}
-    for tag, start, length in _elements(data, at, implicit=implicit, order=order):
-        if tag > last:  # elements are sorted: nothing wanted follows
-            break
-        if tag in TAGS and length != UNDEFINED:
-            values[tag] = data[start : start + length]
-            if len(values[tag]) < length:
-                raise _CutShort
-    return values
-
-
-def find_values(
-    data: bytes, at: int, tag: _Tag, *, implicit: bool, order: Literal["little", "big"]
-) -> list[bytes]:
+def find_values(data: bytes, at: int, tag: _Tag, form: Syntax) -> list[bytes]:
     """Return the values of a tag among the elements from offset `at` on, up to the first malformed.
 
     Raises:
@@ -223,7 +213,7 @@ def find_values(
     """
     values = []
     try:
-        for at_tag, start, length in _elements(data, at, implicit=implicit, order=order):
+        for at_tag, start, length in _elements(data, at, form):
             if at_tag == tag:
                 values.append(data[start : start + length])
     except _TooMany as error:
@@ -235,14 +225,12 @@ def find_values(
     return values
 
 
-def _elements(
-    data: bytes, at: int, *, implicit: bool, order: Literal["little", "big"]
-) -> Iterator[tuple[_Tag, int, int]]:
+def _elements(data: bytes, at: int, form: Syntax) -> Iterator[tuple[_Tag, int, int]]:
     """Return tag, start and length of each value that stands in no sequence."""
     # Only elements of undefined length are entered, as a count of open sequences and items:
     # what has a length, a sequence too, is stepped over whole. So a file that nests a million
     # deep costs a number, not a stack.
-    depth = 0
+    order, depth = form.order, 0
     unknown = 0  # depth of a sequence that is written as UN: what it holds is in implicit VR
     for _ in range(_MOST_ELEMENTS):
         if at == len(data) and not depth:
@@ -254,7 +242,9 @@ def _elements(
         if tag == (0, 0):  # zeros that fill a block behind the last element
             break
         kind = head[4:6]
-        if implicit or unknown or tag[0] == 0xFFFE:  # items and delimiters have no VR in any syntax
+        if (
+            form.implicit or unknown or tag[0] == 0xFFFE
+        ):  # items and delimiters have no VR in any syntax
             length, wide = int.from_bytes(head[4:8], order), 8
         elif kind in _LONG_VRS:
             length, wide = int.from_bytes(head[8:12], order), 12

@@ -11,6 +11,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -72,7 +73,6 @@ Size = tuple[int, int]  # rows and columns that the data set declares
 _WANTED = [Tag(keyword) for keyword in (*PUBLIC_TAGS, *PIXEL_TAGS)]
 _PIXEL_DATA = Tag("PixelData")
 _ANNOTATION = Tag("BurnedInAnnotation")
-_BURNED_IN = (_ANNOTATION.group, _ANNOTATION.element)
 _CODE_STRING = re.compile(r"[A-Z0-9 _]{1,16}")
 # Images have some hundred elements, those within sequences included. pydicom reads one to three
 # times for each, which costs it some microseconds.
@@ -190,8 +190,8 @@ def annotation_behind(body: bytes, end: int, syntax: str) -> bytes:
 
     Of several one that is neither NO nor blank. ImageError where too many elements follow.
     """
-    form = SYNTAXES[syntax]
-    values = find_values(body, end, _BURNED_IN, implicit=form.implicit, order=form.order)
+    tag = _ANNOTATION.group, _ANNOTATION.element
+    values = find_values(body, end, tag, SYNTAXES[syntax])
     return next(filter(_says_text, values), b"")
 
 
@@ -471,7 +471,7 @@ def decode_pixels(
     frame, end = _encapsulated(body, start)
     if form.decoder == "rle":
         return _rle(frame, size, layout.bits_allocated), layout, end
-    header, samples = _DECODERS[form.decoder](frame, size)
+    header, samples = _decode(form.decoder, frame, size)
     if samples.shape != size:
         raise ImageError("size_mismatch", f"decoded {samples.shape}, the file declares {size}")
     return *_as_words(samples, header, layout), end
@@ -557,12 +557,6 @@ def _encapsulated(body: bytes, start: int) -> tuple[bytes, int]:
     return frame, at + 8
 
 
-def _require_end(stream: bytes) -> None:
-    # The decoders fill what a cut stream lacks, or leave it as it was, without an error.
-    if stream.rstrip(_FILL)[-2:] != _STREAM_END:
-        raise ImageError("truncated", "the compressed stream has no end marker")
-
-
 def _rle(frame: bytes, size: Size, bits_allocated: int) -> Words:
     segments = int.from_bytes(frame[:4], "little")
     if segments != bits_allocated // 8:
@@ -587,30 +581,32 @@ def _rle(frame: bytes, size: Size, bits_allocated: int) -> Words:
 
 
 _Samples = npt.NDArray[np.generic]
-_Decoder = Callable[[bytes, Size], tuple[codestreams.Frame, _Samples]]
+
+_DECODERS: dict[str, Callable[[bytes], _Samples]] = {
+    "dct": imagecodecs.jpeg8_decode,
+    "lossless": imagecodecs.ljpeg_decode,
+    "ls": imagecodecs.jpegls_decode,
+    "j2k": partial(imagecodecs.jpeg2k_decode, numthreads=1),
+}
 
 
-def _jpeg(decoder: Callable[[bytes], _Samples], process: str) -> _Decoder:
-    def decode_frame(frame: bytes, size: Size) -> tuple[codestreams.Frame, _Samples]:
-        header = codestreams.read_jpeg(frame)
-        if header.process != process:
-            raise ImageError("corrupt", "the stream is of another process than its syntax says")
-        codestreams.require_size(header, *size, len(frame))
-        _require_end(frame)
-        samples = decoder(frame)
-        if process == "dct" and samples.shape == size:
-            codestreams.require_whole(frame, _unsigned(samples), header.precision)
-        return header, samples
-
-    return decode_frame
-
-
-def _jpeg2000(frame: bytes, size: Size) -> tuple[codestreams.Frame, _Samples]:
-    header, stream = codestreams.read_jpeg2000(frame)
+def _decode(process: str, stream: bytes, size: Size) -> tuple[codestreams.Frame, _Samples]:
+    if process == "j2k":
+        header, stream = codestreams.read_jpeg2000(stream)
+    else:
+        header = codestreams.read_jpeg(stream)
+    if header.process != process:
+        raise ImageError("corrupt", "the stream is of another process than its syntax says")
     codestreams.require_size(header, *size, len(stream))
-    codestreams.require_tiles(stream)
-    _require_end(stream)
-    return header, np.asarray(imagecodecs.jpeg2k_decode(stream, numthreads=1))
+    if process == "j2k":
+        codestreams.require_tiles(stream)
+    # The decoders fill what a cut stream lacks, or leave it as it was, without an error.
+    if stream.rstrip(_FILL)[-2:] != _STREAM_END:
+        raise ImageError("truncated", "the compressed stream has no end marker")
+    samples = _DECODERS[process](stream)
+    if process == "dct" and samples.shape == size:
+        codestreams.require_whole(stream, _unsigned(samples), header.precision)
+    return header, samples
 
 
 def _unsigned(samples: _Samples) -> Words:
@@ -635,11 +631,3 @@ def _as_words(samples: _Samples, header: codestreams.Frame, layout: Layout) -> t
             bits = header.precision
     allocated = max(layout.bits_allocated, 8 * words.itemsize)
     return words, Layout(allocated, bits, bits - 1, signed)
-
-
-_DECODERS: dict[str, _Decoder] = {
-    "dct": _jpeg(imagecodecs.jpeg8_decode, "dct"),
-    "lossless": _jpeg(imagecodecs.ljpeg_decode, "lossless"),
-    "ls": _jpeg(imagecodecs.jpegls_decode, "ls"),
-    "j2k": _jpeg2000,
-}

@@ -49,7 +49,7 @@ def test_a_draft_is_resumed_by_its_recipe_alone_and_seals_nothing_half_written(t
 def test_a_draft_that_does_not_say_what_it_is_of_is_begun_again(tmp_path, note, header):
     draft = tmp_path / ".thing.draft"
     draft.mkdir()
-    for name, text in (("fingerprint.json", note), (HEADER, header), ("part.txt", "half")):
+    for name, text in (("draft.json", note), (HEADER, header), ("part.txt", "half")):
         if text is not None:
             write_text(draft / name, text)
     with write_artifact(tmp_path / "thing", ARTIFACT, make_fingerprint(ARTIFACT, {}, {})) as writer:
@@ -256,10 +256,11 @@ def test_a_draft_of_other_code_is_resumed_unless_the_same_is_asked_for(
 ) -> None:
     fingerprint = make_fingerprint(ARTIFACT, {}, {})
     with write_artifact(tmp_path / "thing", ARTIFACT, fingerprint) as writer:
-        note = writer.directory / "code.json"
-        code = json.loads(note.read_text())
+        note = writer.directory / "draft.json"
+        draft = json.loads(note.read_text())
         if digest:
-            note.write_text(json.dumps(code | {"medclip_dcl/core/files.py": digest}))
+            draft["code"]["medclip_dcl/core/files.py"] = digest
+            note.write_text(json.dumps(draft))
     with write_artifact(tmp_path / "thing", ARTIFACT, fingerprint, same_code=same_code) as writer:
         assert writer.resumed is not (same_code and digest is not None)
         write_text(writer.directory / "data.txt", "content")
