@@ -59,19 +59,11 @@ class ImagesConfig(Section):
         """Largest declared rows x columns."""
         return int(self.max_megapixels * 1e6)
 
-    def held_to(
-        self, *, max_bytes: int, max_megapixels: float, deadline_s: float, memory_mb: int
-    ) -> Self:
-        """Return the same settings with decoding held to limits of whoever decodes."""
+    def held_to(self, **limits: float) -> Self:
+        """Return the same settings with decoding held to limits of whoever decodes, by name."""
         # The stricter of both: neither the model nor the service may loosen the other's.
-        return self.model_copy(
-            update={
-                "max_bytes": min(self.max_bytes, max_bytes),
-                "max_megapixels": min(self.max_megapixels, max_megapixels),
-                "deadline_s": min(self.deadline_s, deadline_s),
-                "memory_mb": min(self.memory_mb, memory_mb),
-            }
-        )
+        stricter = {name: min(getattr(self, name), limit) for name, limit in limits.items()}
+        return self.model_copy(update=stricter)
 
 
 REASONS: dict[str, str] = {  # reason code -> what it means

@@ -181,11 +181,6 @@ def _fault(image: ImageRecord, root: Path, settings: SourceConfig) -> str:
         return "lateral"
     elif settings.kind not in {"table", "huggingface"} or settings.columns.get("view"):
         return "no_view"  # a table without a column of views holds frontal images alone
-    return file_fault(image, root)
-
-
-def file_fault(image: ImageRecord, root: Path) -> str:
-    """Return the code of the reason why an image's file cannot be used, or nothing."""
     try:
         path = path_under(root, image.path)
     except StudyError:

@@ -329,9 +329,7 @@ def fit_language_model(
         scores = masked_accuracy(loaded.model, unseen, settings.batch, seed)
         return {name: round(value, 5) for name, value in scores.items()}
 
-    before = {}
-    if pretrained:
-        before["held_out_accuracy_before"] = measured()["held_out_accuracy"]
+    before = {"held_out_accuracy_before": measured()["held_out_accuracy"]} if pretrained else {}
     loss = fit_model(loaded.model, corpus, settings, seed, state)
     facts = {
         "fitted": True,

@@ -231,14 +231,6 @@ def find_budget(model: PreTrainedModel) -> int:
     return GPU_BUDGET if next(model.parameters()).is_cuda else CPU_BUDGET
 
 
-def rows_within(token_budget: int, length: int) -> int:
-    """Find how many rows of a length one forward pass should hold: at least 1."""
-    # A long row counts more than its word pieces, for its attention, so that the memory of a
-    # pass hardly depends on the length of the sentences.
-    cost = max(_SHORTEST, length + length * length // _WIDE)
-    return max(1, token_budget // cost)
-
-
 def _batches(
     ids: Int[Tensor, "group length"],
     words: Int[Tensor, "group length"],
@@ -248,8 +240,11 @@ def _batches(
 ) -> Iterator[tuple[int, MaskedCopies]]:
     # Batches of about equal size, each with its first sentence: a long one spreads over several.
     sentence, position = (words >= 0).nonzero(as_tuple=True)  # (copies,)
-    rows = rows_within(token_budget, ids.shape[1])
-    batches = -(-len(sentence) // rows)
+    # A long row counts more than its word pieces, for its attention, so that the memory of a
+    # pass hardly depends on the length of the sentences.
+    length = ids.shape[1]
+    cost = max(_SHORTEST, length + length * length // _WIDE)
+    batches = -(-len(sentence) // max(1, token_budget // cost))
     for own, at in zip(sentence.tensor_split(batches), position.tensor_split(batches), strict=True):
         first, last = int(own[0]), int(own[-1])
         hidden = _hidden(words[own], at, variant)

@@ -104,7 +104,10 @@ def plan_units(
             truncated += is_too_long
             length[index] = min(limit, len(item.ids))
             pieces[index] = item.tokens - is_too_long
-    cost, operations = length * pieces, piece_operations(config)
+    # Of the layers; not of attention, and not of the head, which runs on masked positions alone.
+    width = float(config.hidden_size)
+    operations = 2 * config.num_hidden_layers * width * (4 * width + 2 * config.intermediate_size)
+    cost = length * pieces
     most = min(_MOST_PIECES[device], int(_UNIT_OPERATIONS[device] / operations))
     size = max(1, min(most, max(_FEW_PIECES, int(cost.sum()) // _SMALLEST_SHARE)))
     order = np.argsort(length, kind="stable")
@@ -112,15 +115,6 @@ def plan_units(
     # By where a sentence begins: a unit costs too much by its last sentence at most.
     unit[order] = (np.cumsum(cost[order]) - cost[order]) // size
     return Plan(pieces, cost, unit, truncated, operations)
-
-
-def piece_operations(config: BertConfig) -> float:
-    """Count the multiplications and additions of a model's layers for one word piece.
-
-    The vocabulary head, which runs on masked positions alone, and attention are left out.
-    """
-    width = float(config.hidden_size)
-    return 2.0 * config.num_hidden_layers * width * (4 * width + 2 * config.intermediate_size)
 
 
 def score_header(

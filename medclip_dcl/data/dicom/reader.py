@@ -11,6 +11,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -104,7 +105,8 @@ def read_dicom(data: bytes, settings: ImagesConfig) -> DecodedImage:
         "bits_stored": layout.bits_stored,
         "source": "dicom",
         "inverted": inverted,
-        "spacing_mm": _spacing(tags),
+        # At the detector where it is given: PixelSpacing may be calibrated to the patient.
+        "spacing_mm": next((pair for name in _SPACING if (pair := _pair(tags, name))), None),
         "window": None if settings.voi == "dicom" else _window(tags, picture, inverted=inverted),
         "tags": {name: code for name in PUBLIC_TAGS if (code := code_string(tags, name))},
         "ignored": ignored,
@@ -247,9 +249,10 @@ def drop_unusable(tags: Dataset) -> tuple[str, ...]:
     """
     bad: list[str] = []
     slope, intercept = (_numbers(tags, name) for name in _RESCALE)
+    largest = abs(slope[0]) * 2**16 + abs(intercept[0]) if slope and intercept else 0.0
     if not (slope and intercept):  # either says nothing alone
         _drop(tags, *_RESCALE)
-    elif not _is_rescale(slope, intercept):
+    elif (len(slope), len(intercept)) != (1, 1) or not slope[0] or not math.isfinite(largest):
         bad += [*_RESCALE, *_WINDOW, "VOILUTSequence"]
     try:
         values = _TRIAL if bad else _rescaled(_TRIAL, tags)
@@ -278,17 +281,10 @@ def _drop(tags: Dataset, *names: str) -> None:
         tags.pop(name, None)
 
 
-def _is_rescale(slope: list[float], intercept: list[float]) -> bool:
-    if len(slope) != 1 or len(intercept) != 1 or slope[0] == 0:
-        return False
-    return math.isfinite(abs(slope[0]) * 2**16 + abs(intercept[0]))
-
-
 def _is_whole(tags: Dataset, name: str) -> bool:
-    try:
+    with suppress(ImageError):
         return whole_number(tags, name, None) is not None
-    except ImageError:
-        return False
+    return False
 
 
 def _file_window(tags: Dataset) -> tuple[float, float] | None:
@@ -368,11 +364,6 @@ def _window(tags: Dataset, picture: Shades, *, inverted: bool) -> tuple[float, f
     scale = TOP / (picture.high - picture.low)
     level = (picture.high - centre if inverted else centre - picture.low) * scale
     return (level, width * scale) if math.isfinite(level) and math.isfinite(width) else None
-
-
-def _spacing(tags: Dataset) -> tuple[float, float] | None:
-    # At the detector where it is given; PixelSpacing may be calibrated to the patient, or copied.
-    return next((pair for name in _SPACING if (pair := _pair(tags, name))), None)
 
 
 def _pair(tags: Dataset, keyword: str) -> tuple[float, float] | None:

@@ -361,7 +361,7 @@ def _settled(
 def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
     """Unite what the sentences of a report say, in any order."""
     asserted: dict[str, frozenset[str]] = {}
-    negated, uncertain, asked = set[str](), set[str](), set[str]()
+    others = {polarity: set[str]() for polarity in Polarity}
     normal = abnormal = False
     languages: list[str] = []
     for reading in readings:
@@ -374,17 +374,15 @@ def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
                 if polarity is Polarity.ASSERTED:
                     sides = frozenset[str]() if finding in MIDLINE else mention.sides
                     asserted[finding] = asserted.get(finding, frozenset()) | sides
-                elif polarity is Polarity.UNCERTAIN:
-                    uncertain.add(finding)
-                elif polarity is Polarity.NEGATED:
-                    negated.add(finding)
-                elif polarity is Polarity.ASKED:
-                    asked.add(finding)
+                else:
+                    others[polarity].add(finding)
     if not {*languages} <= {ENGLISH} and prevailing(languages) not in {"", ENGLISH}:
         return SILENT
     # "Possible edema" and "edema is worse": the stronger word stands. "Evaluate for edema" and
     # what a concept leaves open give way to any other word.
-    labels = _settled(asserted, negated, uncertain | (asked - negated), normal and not abnormal)
+    negated = others[Polarity.NEGATED]
+    uncertain = others[Polarity.UNCERTAIN] | (others[Polarity.ASKED] - negated)
+    labels = _settled(asserted, negated, uncertain, normal and not abnormal)
     is_checked = all(labels.negated & part for part in _CHECKED_WHERE_NORMAL)
     # a question that nothing answers leaves the image open, as a hedge does
     return replace(labels, normal=(normal or is_checked) and not abnormal and not labels.uncertain)
