@@ -68,40 +68,16 @@ def test_default_is_the_papers_loss_with_its_gauges() -> None:
     assert output.gauges.keys() == GAUGES
 
 
-@pytest.mark.parametrize("floor", ["floor", "zero", "fallback"])
-def test_debiased_loss_knows_same_images_and_leaves_unclear_ones_out(floor: str) -> None:
-    batch = dataclasses.replace(inputs(), s=inputs().s.requires_grad_())
-    settings = ObjectiveConfig(relation="claims", floor=floor)
-    mates, kept = torch.zeros(6, 12, dtype=torch.bool), torch.ones(6, 12)
-    mates[0, 1] = mates[3, 0] = True
-    kept[0, 2] = 0
-    expected = debiased(batch, weights=kept, known_mates=mates, floor=floor)
-    output = direction_loss(settings, batch)
-    assert torch.equal(output.loss, expected)
-    slope = torch.autograd.grad(output.loss, batch.s)[0]
-    assert slope[0, 2] == 0  # neither pushed nor pulled
-    assert (slope[0, [3, 4, 5]] > 0).all()
-
-
-def test_weights_of_a_rival_and_unclear_images_go_together() -> None:
+def test_same_images_leave_the_negatives_and_unclear_ones_the_loss() -> None:
     batch = inputs()
-    overlap = batch.label_overlap
-    assert overlap is not None
-    settings = ObjectiveConfig(relation="claims", negatives="remove_labels", floor="fallback")
-    kept = (~overlap).float()
-    kept[0, 2] = 0
-    mates = batch.relation == SAME
-    expected = debiased(batch, weights=kept, known_mates=mates, floor="fallback")
-    assert torch.equal(direction_loss(settings, batch).loss, expected)
-
-
-def test_multipositive_pulls_same_and_leaves_unclear_out() -> None:
-    batch = inputs()
+    same, kept = batch.relation == SAME, batch.relation != UNCLEAR
+    for negatives, weights in (("all", kept), ("remove_labels", kept & ~batch.label_overlap)):
+        for floor in ("floor", "zero", "fallback"):
+            settings = ObjectiveConfig(relation="claims", negatives=negatives, floor=floor)
+            expected = debiased(batch, weights=weights.float(), known_mates=same, floor=floor)
+            assert torch.equal(direction_loss(settings, batch).loss, expected)
     output = direction_loss(ObjectiveConfig(kind="multipositive", relation="claims"), batch)
-    same = torch.zeros(6, 12, dtype=torch.bool)
-    unclear = same.clone()
-    same[0, 1] = same[3, 0] = unclear[0, 2] = True
-    expected = multi_positive_loss(batch.s, same, unclear, positive=batch.positive)
+    expected = multi_positive_loss(batch.s, same, ~kept, positive=batch.positive)
     assert torch.equal(output.loss, expected)
     assert output.gauges.keys() == GAUGES
 
@@ -164,31 +140,30 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, str
         ObjectiveConfig.model_validate(settings)
 
 
-def loss_of(
-    batch: ImageTextBatch, encoder: DualEncoder | None = None, **settings: object
-) -> tuple[float, dict[str, torch.Tensor]]:
-    model = (encoder or tiny_dual_encoder()).eval()
-    objective = ContrastiveObjective(ObjectiveConfig.model_validate(settings), 0)
+def encoded(batch: ImageTextBatch) -> tuple[DualEncoder, torch.Tensor, torch.Tensor]:
+    model = tiny_dual_encoder().eval()
     pixels = jitter(batch.crops, batch.brightness, batch.contrast)
-    output = objective(model, *model(pixels, batch.input_ids, batch.attention_mask), batch)
+    return model, *model(pixels, batch.input_ids, batch.attention_mask)
+
+
+def loss_of(
+    batch: ImageTextBatch, threshold: float = 1.0, **settings: object
+) -> tuple[float, dict[str, torch.Tensor]]:
+    objective = ContrastiveObjective(ObjectiveConfig.model_validate(settings), 0, threshold)
+    output = objective(*encoded(batch), batch)
     return output.loss.item(), output.gauges
 
 
 def scores(batch: ImageTextBatch) -> torch.Tensor:
-    model = tiny_dual_encoder().eval()
-    pixels = jitter(batch.crops, batch.brightness, batch.contrast)
-    regions, sentences = model(pixels, batch.input_ids, batch.attention_mask)
+    model, regions, sentences = encoded(batch)
     return (model.gamma**2 * model.score(regions, sentences)).detach()
 
 
 def test_without_eta_the_loss_is_cross_entropy_and_both_directions_are_their_mean():
     batch = pair_batch(6, eta=0.0)
-    diagonal = torch.arange(6)
-    loss, _ = loss_of(batch)
-    assert loss == pytest.approx(functional.cross_entropy(scores(batch), diagonal).item(), rel=1e-5)
-    loss, _ = loss_of(batch, directions="i2t")
-    other = functional.cross_entropy(scores(batch).T, diagonal).item()
-    assert loss == pytest.approx(other, rel=1e-5)
+    for name, s in (("t2i", scores(batch)), ("i2t", scores(batch).T)):
+        expected = functional.cross_entropy(s, torch.arange(6)).item()
+        assert loss_of(batch, directions=name)[0] == pytest.approx(expected, rel=1e-5)
     batch = pair_batch(6)
     parts = [loss_of(batch, directions=name)[0] for name in ("t2i", "i2t")]
     joined, _ = loss_of(batch, directions="both", image_anchor="same")
@@ -215,14 +190,18 @@ def claims(*names: str) -> ReportLabels:
     )
 
 
+SENTENCES = encode_claims([claims("Edema"), claims("Edema"), claims("Fracture"), claims()])
+
+
+def related_batch(reports: torch.Tensor) -> ImageTextBatch:
+    columns = {"sentence_codes": SENTENCES, "report_codes": reports}
+    return dataclasses.replace(pair_batch(4), columns=columns)
+
+
 def test_the_relation_of_an_image_anchor_is_that_of_the_sentences_to_its_report() -> None:
-    sentences = encode_claims([claims("Edema"), claims("Edema"), claims("Fracture"), claims()])
-    reports = encode_claims(
-        [claims("Edema"), claims("Edema", "Fracture"), claims("Fracture"), claims()]
-    )
-    batch = dataclasses.replace(
-        pair_batch(4), columns={"sentence_codes": sentences, "report_codes": reports}
-    )
+    both = encode_claims([claims("Edema", "Fracture")])
+    reports = torch.cat([SENTENCES[:1], both, SENTENCES[2:]])
+    batch = related_batch(reports)
     # Sentences 0 and 1 are true of images 0 and 1, sentence 2 of images 1 and 2.
     _, of_texts = loss_of(batch, relation="claims", directions="t2i")
     _, of_images = loss_of(batch, relation="claims", directions="i2t")
@@ -236,14 +215,10 @@ def test_the_relation_of_an_image_anchor_is_that_of_the_sentences_to_its_report(
 
 
 def test_own_image_anchors_are_infonce_whatever_is_known_of_the_pairs() -> None:
-    plain = pair_batch(4)
-    images, _ = loss_of(plain, kind="infonce", directions="i2t")
-    sentences = encode_claims([claims("Edema"), claims("Edema"), claims("Fracture"), claims()])
+    images, _ = loss_of(pair_batch(4), kind="infonce", directions="i2t")
     relations = {"kind": "multipositive", "relation": "claims"}
-    for reports in (sentences, sentences.flip(0)):
-        batch = dataclasses.replace(
-            plain, columns={"sentence_codes": sentences, "report_codes": reports}
-        )
+    for reports in (SENTENCES, SENTENCES.flip(0)):
+        batch = related_batch(reports)
         for settings in (relations, {"relation": "claims"}):
             texts, gauges = loss_of(batch, directions="t2i", **settings)
             both, of_both = loss_of(batch, directions="both", **settings)
@@ -268,11 +243,7 @@ def test_texts_are_compared_by_their_vectors_and_the_closest_leave_the_negatives
     s = scores(batch)
     kept = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]], dtype=torch.bool)
     expected = functional.cross_entropy(s.masked_fill(~kept, -torch.inf), torch.arange(4))
-    settings = ObjectiveConfig(kind="infonce", negatives="remove_similar")
-    model = tiny_dual_encoder().eval()
-    pixels = jitter(batch.crops, batch.brightness, batch.contrast)
-    vectors_of_both = model(pixels, batch.input_ids, batch.attention_mask)
-    output = ContrastiveObjective(settings, 0, threshold=0.6)(model, *vectors_of_both, batch)
-    assert output.loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    assert output.gauges["negatives_removed"].item() == pytest.approx(2 / 12)
-    assert output.gauges["effective_negatives"].item() == pytest.approx((2 + 2 + 3 + 3) / 4)
+    loss, gauges = loss_of(batch, threshold=0.6, kind="infonce", negatives="remove_similar")
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    assert gauges["negatives_removed"].item() == pytest.approx(2 / 12)
+    assert gauges["effective_negatives"].item() == pytest.approx((2 + 2 + 3 + 3) / 4)

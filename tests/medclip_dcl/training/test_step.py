@@ -6,9 +6,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from medclip_dcl.core.rng import RngStream, seed_for
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import (
     ParamGroup,
@@ -21,32 +19,39 @@ from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.step import TrainStep
 from tests.support.tiny_models import pair_batch, tiny_dual_encoder
 
-SETTINGS = TrainConfig(global_batch=6, steps=10, learning_rate=1e-2, warmup_steps=0)
+TREE = {"global_batch": 6, "steps": 10, "learning_rate": 1e-2, "warmup_steps": 0}
 
 
-def make() -> tuple[DualEncoder, torch.optim.Optimizer, TrainStep]:
+def make(dropout: float = 0.0, **settings: object) -> tuple[DualEncoder, TrainStep]:
+    loop = TrainConfig.model_validate({**TREE, **settings})
     encoder = tiny_dual_encoder().train()
+    encoder.text.backbone.embeddings.dropout.p = dropout
+    accelerator = Accelerator(cpu=True, mixed_precision=loop.precision)
     objective = ContrastiveObjective(ObjectiveConfig(), 0)
-    step = TrainStep(Accelerator(cpu=True), encoder, objective, SETTINGS, seed=0)
-    return encoder, step.optimizer, step
+    return encoder, TrainStep(accelerator, encoder, objective, loop, seed=0)
+
+
+def losses(step: TrainStep, steps: int = 3) -> list[float]:
+    outputs = [step(pair_batch(6, step=number), stop=False).output for number in range(steps)]
+    assert {output.loss.dtype for output in outputs} == {torch.float32}
+    return [output.loss.item() for output in outputs]
 
 
 def slopes() -> list[torch.Tensor]:
     """Gradients of the first step, before anything cuts them."""
-    encoder, _, _ = make()
-    torch.manual_seed(seed_for(0, RngStream.DROPOUT, 0, 0))
+    encoder, _ = make()
     loss = ContrastiveObjective(ObjectiveConfig(), 0).compute_loss(encoder, encoder, pair_batch(6))
     return list(torch.autograd.grad(loss.loss, list(encoder.parameters())))
 
 
-def copies(encoder: DualEncoder, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    everything = {**encoder.state_dict(), **optimizer_tensors(optimizer, encoder)}
+def copies(encoder: DualEncoder, step: TrainStep) -> dict[str, torch.Tensor]:
+    everything = {**encoder.state_dict(), **optimizer_tensors(step.optimizer, encoder)}
     return {name: tensor.clone() for name, tensor in everything.items()}
 
 
 def test_a_step_moves_every_weight_leaves_no_gradient_and_keeps_gamma_in_its_range():
-    encoder, optimizer, step = make()
-    before = copies(encoder, optimizer)
+    encoder, step = make()
+    before = copies(encoder, step)
     report = step(pair_batch(6), stop=False)
     assert report.updated
     squares = sum(gradient.square().sum().item() for gradient in slopes())
@@ -64,57 +69,39 @@ def test_a_step_moves_every_weight_leaves_no_gradient_and_keeps_gamma_in_its_ran
 
 
 def test_a_step_with_a_loss_that_is_no_number_changes_nothing() -> None:
-    encoder, optimizer, step = make()
+    encoder, step = make()
     step(pair_batch(6), stop=False)
-    before = copies(encoder, optimizer)
+    before = copies(encoder, step)
     broken = dataclasses.replace(pair_batch(6, step=1), brightness=torch.full((6,), math.nan))
     report = step(broken, stop=False)
     assert not report.updated
-    after = copies(encoder, optimizer)
+    after = copies(encoder, step)
     assert before.keys() == after.keys()
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
     assert step(pair_batch(6, step=2), stop=False).updated
 
 
 def test_dropout_is_a_function_of_the_step() -> None:
-    losses = []
+    found = []
     for noise in (1, 2):
-        encoder, _, step = make()
-        encoder.text.backbone.embeddings.dropout.p = 0.5
         torch.manual_seed(noise)
-        losses.append(step(pair_batch(6), stop=False).output.loss.item())
-    assert losses[0] == losses[1]
-
-
-def run(settings: TrainConfig, encoder: DualEncoder, steps: range) -> dict:
-    """Do some steps; give the optimiser's state."""
-    objective = ContrastiveObjective(ObjectiveConfig(), 0)
-    step = TrainStep(Accelerator(cpu=True), encoder, objective, settings, seed=0)
-    for number in steps:
-        assert step(pair_batch(6, step=number), stop=False).updated
-    return {
-        name: value.clone() for name, value in optimizer_tensors(step.optimizer, encoder).items()
-    }
-
-
-def weights(encoder: DualEncoder) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in encoder.state_dict().items()}
-
-
-def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[ParamGroup]:
-    return {param_group_of(name) for name in before if not torch.equal(before[name], after[name])}
+        found.append(losses(make(dropout=0.5)[1]))
+    assert found[0] == found[1] != losses(make()[1])
 
 
 @pytest.mark.parametrize(
     "frozen", [(), ("image",), ("text",), ("image", "text")], ids=lambda names: "-".join(names)
 )
 def test_frozen_parts_do_not_move_and_have_no_optimiser_state(frozen: tuple[str, ...]) -> None:
-    encoder = tiny_dual_encoder().train()
-    before = weights(encoder)
-    state = run(SETTINGS.model_copy(update={"frozen": frozen}), encoder, range(2))
+    encoder, step = make(frozen=frozen)
+    before = copies(encoder, step)
+    losses(step)
+    after = copies(encoder, step)
     learning = set(ParamGroup) - set(map(ParamGroup, frozen))
-    assert moved(before, weights(encoder)) == learning  # norms' statistics did not move either
-    assert {param_group_of(label.partition("/")[2]) for label in state} == learning
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert {param_group_of(name) for name in moved} == learning  # nor did norms' statistics
+    states = after.keys() - before.keys()
+    assert {param_group_of(label.partition("/")[2]) for label in states} == learning
 
 
 def test_each_part_has_its_own_learning_rate() -> None:
@@ -151,28 +138,9 @@ def test_frozen_parts_and_frozen_batch_norms_of_one_or_many_gpus_are_in_eval_mod
     assert not any(norm.training for norm in norms)
 
 
-def losses(
-    steps: int = 3, dropout: float = 0.1, model: ModelConfig | None = None, **settings: object
-) -> tuple[list[float], dict]:
-    """Train a tiny model; give its losses and its weights."""
-    tree = {"global_batch": 6, "steps": 10, "learning_rate": 1e-2, "warmup_steps": 0}
-    loop = TrainConfig.model_validate({**tree, **settings})
-    encoder = tiny_dual_encoder(model).train()
-    encoder.text.backbone.embeddings.dropout.p = dropout
-    accelerator = Accelerator(cpu=True, mixed_precision=loop.precision)
-    objective = ContrastiveObjective(ObjectiveConfig(), 0)
-    step = TrainStep(accelerator, encoder, objective, loop, seed=0)
-    found = []
-    for number in range(steps):
-        report = step(pair_batch(6, step=number), stop=False)
-        assert report.output.loss.dtype == torch.float32
-        found.append(report.output.loss.item())
-    return found, encoder.state_dict()
-
-
 def test_bf16_follows_float32_and_its_loss_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, _ = losses(dropout=0.0, learning_rate=1e-4)
+    plain = losses(make(learning_rate=1e-4)[1])
     monkeypatch.setattr(AcceleratorState, "_shared_state", {})  # one precision a process, else
-    half, _ = losses(dropout=0.0, learning_rate=1e-4, precision="bf16")
+    half = losses(make(learning_rate=1e-4, precision="bf16")[1])
     assert half != plain
     assert half == pytest.approx(plain, rel=0.02)

@@ -1,7 +1,20 @@
-"""Training, scoring and answering on a device without one: no tensor is left on the CPU."""
+"""Training, scoring and answering on a device without one: no tensor is left on the CPU.
+
+`meta` stands for an accelerator, under torch's fake tensors, which check the device of every
+operation. Numbers do not exist there: where code asks for one it gets 1, or False. torch has no
+autocast and no fused optimiser for it. Code that asks which numbers are not zero does not run.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from accelerate import Accelerator
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.likelihood.masked_lm import MaskedCopies, prepare_engine
@@ -9,9 +22,40 @@ from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.step import TrainStep
 from tests.support.bert import copies, tiny_bert
-from tests.support.fake_device import FAKE, FakeAccelerator, fake_device
 from tests.support.published import publish
 from tests.support.tiny_models import pair_batch, random_images, tiny_dual_encoder
+
+FAKE = torch.device("meta")
+
+
+class FakeAccelerator(Accelerator):
+    """Accelerate for one process on the device."""
+
+    device = FAKE  # type: ignore[assignment] # a property there
+
+
+class _Answers(TorchDispatchMode):
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        aten = torch.ops.aten
+        if func in {aten._local_scalar_dense.default, aten.item.default}:
+            return args[0].dtype != torch.bool and 1
+        if func is aten.detach_.default:
+            return args[0]  # of `torch.tensor`, which knows no fakes of this device
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def fake_device() -> Iterator[torch.device]:
+    """Run code on the device; models are built before, under `torch.device(FAKE)`."""
+    no_autocast = mock.patch.object(torch, "autocast", return_value=nullcontext())
+    with FakeTensorMode(allow_non_fake_inputs=True), _Answers(), no_autocast:
+        yield FAKE
 
 
 def test_a_tensor_on_the_cpu_is_found():
