@@ -15,7 +15,6 @@ from medclip_dcl.data.prepared import PreparedImages, require_fit
 from medclip_dcl.inference.model_package import read_model_package
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.retrieval import embeddings
-from medclip_dcl.retrieval.embeddings import open_vectors
 from medclip_dcl.retrieval.index import findings_of, select_content, write_index
 from medclip_dcl.retrieval.milvus import fill_collections
 from medclip_dcl.text import sentences
@@ -76,5 +75,5 @@ def _fill_engine(
     if "://" not in retrieval.uri:
         uri = str(resolve_path(retrieval.uri, job.config.work))
         retrieval = retrieval.model_copy(update={"uri": uri})
-    vectors = open_vectors(locate, fingerprint, (counts["images"], counts["texts"]))
-    fill_collections(retrieval, fingerprint, vectors)
+    layout = embeddings.Layout.of(locate, fingerprint, counts)
+    fill_collections(retrieval, fingerprint, layout.searched())

@@ -28,6 +28,7 @@ Source: ours; kernel ridge regression with a low-rank output.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -92,8 +93,6 @@ Floats = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-_REGIONS = "regions"
-
 
 def shard_name(what: str, shard: int, suffix: str = "npy") -> str:
     """Name the file of shard number `shard`, from 0, of regions, pooled, texts, ..."""
@@ -144,29 +143,6 @@ class Shards:
     def whole(self) -> npt.NDArray[Any]:
         """Read all rows into one array in memory."""
         return np.concatenate(self.arrays)
-
-
-def open_shards(
-    locate: Callable[[str], Path], what: str, rows: int, shard_rows: int, dim: int
-) -> Shards:
-    """Map the shards of regions, pooled, texts, image_sketches or text_sketches (`what`).
-
-    `locate` gives the path of a file of the index, or of its draft.
-
-    Raises:
-        ArtifactCorrupt: shards are missing, or hold vectors of another number or width.
-    """
-    dtype, axes = (np.float16, 4) if what == _REGIONS else (np.float32, 2)
-    count = -(-rows // shard_rows)
-    arrays = [map_array(locate(shard_name(what, shard)), dtype) for shard in range(count)]
-    if any(array.ndim != axes or array.shape[-1] != dim for array in arrays):
-        raise ArtifactCorrupt(f"{what} of the index are not {dim} wide; rebuild it")
-    shards = Shards(arrays or [np.empty((0, dim), dtype=dtype)], shard_rows)
-    if [len(array) for array in arrays[:-1]] != [shard_rows] * (len(arrays) - 1):
-        raise ArtifactCorrupt(f"shards of {what} of the index vary in length; rebuild it")
-    if len(shards) != rows:
-        raise ArtifactCorrupt(f"{what} of the index number {len(shards)}, not {rows}; rebuild it")
-    return shards
 
 
 class Nearest(Protocol):
@@ -250,10 +226,9 @@ class Sketch:
         ]
         return np.concatenate([*parts, np.empty((0, self.lift.shape[1]), dtype=np.float32)])
 
-    def write(self, folder: Path) -> None:
-        """Write it into the draft of an index."""
-        whole = np.concatenate([self.landmarks, self.basis, self.lift], axis=1)
-        write_array(folder / SKETCH, whole)
+    def write(self, path: Path) -> None:
+        """Write it as one array."""
+        write_array(path, np.concatenate([self.landmarks, self.basis, self.lift], axis=1))
 
     @classmethod
     def read(cls, path: Path, dim: int) -> Self:
@@ -296,21 +271,60 @@ def _kernel(vectors: Floats, landmarks: Floats) -> Floats:
     return kernel
 
 
-def open_vectors(
-    locate: Callable[[str], Path], fingerprint: Mapping[str, Any], counts: tuple[int, int]
-) -> dict[str, Shards]:
-    """Map what candidates are found by: pooled, texts, image_sketches and text_sketches.
+@dataclass(frozen=True)
+class Layout:
+    """How the vectors of an index, or of its draft, are laid out in files."""
 
-    `locate` gives the path of a file of the index, or of its draft; `counts` are those of images
-    and sentences. ArtifactCorrupt where shards are missing or damaged.
-    """
-    shard_rows = fingerprint["settings"]["index"]["shard_rows"]
-    dim = fingerprint["settings"]["similarity"]["dim"]
-    width = Sketch.read(locate(SKETCH), dim).basis.shape[1]
-    images, texts = counts
-    return {
-        "pooled": open_shards(locate, "pooled", images, shard_rows, dim),
-        "texts": open_shards(locate, "texts", texts, shard_rows, dim),
-        "image_sketches": open_shards(locate, "image_sketches", images, shard_rows, width),
-        "text_sketches": open_shards(locate, "text_sketches", texts, shard_rows, width),
-    }
+    locate: Callable[[str], Path]
+    """Gives the path of a file."""
+    images: int
+    texts: int
+    """Sentences."""
+    shard_rows: int
+    """Rows of each shard but the last."""
+    dim: int
+    """Numbers of a vector."""
+
+    @classmethod
+    def of(
+        cls,
+        locate: Callable[[str], Path],
+        fingerprint: Mapping[str, Any],
+        counts: Mapping[str, Any],
+    ) -> Self:
+        """Read it off an index's fingerprint, and its summary, which counts images and texts."""
+        settings = fingerprint["settings"]
+        sizes = settings["index"]["shard_rows"], settings["similarity"]["dim"]
+        return cls(locate, counts["images"], counts["texts"], *sizes)
+
+    @cached_property
+    def sketch(self) -> Sketch:
+        """The sketch that candidates are found by."""
+        return Sketch.read(self.locate(SKETCH), self.dim)
+
+    def open(self, what: str) -> Shards:
+        """Map the shards of regions, pooled, texts, image_sketches or text_sketches.
+
+        Raises:
+            ArtifactCorrupt: shards are missing, or hold vectors of another number or width.
+        """
+        dtype, axes = (np.float16, 4) if what == "regions" else (np.float32, 2)
+        rows = self.texts if what.startswith("text") else self.images
+        width = self.sketch.basis.shape[1] if what.endswith("sketches") else self.dim
+        count = -(-rows // self.shard_rows)
+        arrays = [map_array(self.locate(shard_name(what, shard)), dtype) for shard in range(count)]
+        if any(array.ndim != axes or array.shape[-1] != width for array in arrays):
+            raise ArtifactCorrupt(f"{what} of the index are not {width} wide; rebuild it")
+        shards = Shards(arrays or [np.empty((0, width), dtype=dtype)], self.shard_rows)
+        if any(len(array) != self.shard_rows for array in arrays[:-1]):
+            raise ArtifactCorrupt(f"shards of {what} of the index vary in length; rebuild it")
+        if len(shards) != rows:
+            raise ArtifactCorrupt(
+                f"{what} of the index number {len(shards)}, not {rows}; rebuild it"
+            )
+        return shards
+
+    def searched(self) -> dict[str, Shards]:
+        """Map what candidates are found by; raises as `open`."""
+        names = ("pooled", "texts", "image_sketches", "text_sketches")
+        return {name: self.open(name) for name in names}

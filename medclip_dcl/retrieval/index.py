@@ -126,27 +126,29 @@ def write_index(
     Raises:
         CheckpointError: a vector is not finite, or has no direction.
     """
+    images_and_texts = len(chosen.images), len(chosen.texts)
+    layout = embeddings.Layout(
+        directory.joinpath, *images_and_texts, settings.shard_rows, similarity.dim
+    )
     write_table(directory, embeddings.IMAGES, chosen.images)
     write_table(directory, embeddings.TEXTS, chosen.texts)
     write_table(directory, embeddings.OCCURRENCES, chosen.occurrences)
-    with Progress("embed images", len(chosen.images), "image") as progress:
+    with Progress("embed images", layout.images, "image") as progress:
         for shard, rows in enumerate(_batches(chosen.images, settings.shard_rows)):
             if not (directory / embeddings.shard_name("pooled", shard)).is_file():
                 _write_images(directory, shard, rows, images, encoder, settings.pictures, batch)
             progress.advance(len(rows))
-    with Progress("embed sentences", len(chosen.texts), "sentence") as progress:
+    with Progress("embed sentences", layout.texts, "sentence") as progress:
         for shard, rows in enumerate(_batches(chosen.texts, settings.shard_rows)):
+            texts = [row["text"] for row in rows]
             path = directory / embeddings.shard_name("texts", shard)
-            if not path.is_file():
-                texts = [row["text"] for row in rows]
-                write_array(path, _embed_texts(texts, encoder, batch))
+            _write_once(path, partial(_embed_texts, texts, encoder, batch))
             progress.advance(len(rows))
-    counts = len(chosen.images), len(chosen.texts)
-    _write_sketches(directory, counts, settings, similarity, landmarks)
-    recall = measure_recall(directory, counts, settings, similarity, landmarks)
+    _write_sketches(layout, similarity, landmarks)
+    recall = measure_recall(layout, settings.candidates, similarity, landmarks)
     return {
-        "images": len(chosen.images),
-        "texts": len(chosen.texts),
+        "images": layout.images,
+        "texts": layout.texts,
         "occurrences": len(chosen.occurrences),
         "images_without_pixels": chosen.without_pixels,
         "candidate_recall_at_10": None if recall is None else round(recall, 4),
@@ -201,68 +203,50 @@ def _batches(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
         yield items[start : start + size]
 
 
-def _write_sketches(
-    directory: Path,
-    counts: tuple[int, int],
-    settings: IndexConfig,
-    similarity: SimilarityConfig,
-    most: int,
-) -> None:
+def _write_once(path: Path, make: Callable[[], embeddings.Floats]) -> None:
+    if not path.is_file():  # else a run that was killed has written it
+        write_array(path, make())
+
+
+def _write_sketches(layout: embeddings.Layout, similarity: SimilarityConfig, most: int) -> None:
     """Fit the sketch of a draft and write those of all images and sentences that have none."""
-    locate, dim, shard_rows = directory.joinpath, similarity.dim, settings.shard_rows
-    regions = embeddings.open_shards(locate, "regions", counts[0], shard_rows, dim)
-    texts = embeddings.open_shards(locate, "texts", counts[1], shard_rows, dim)
-    if not (directory / embeddings.SKETCH).is_file():
-        sentences = texts.gather(_landmark_sentences(counts[1], most))
-        drawn_on = regions.gather(spread_rows(counts[0], _WITH_BOXES)).astype(np.float32)
+    regions, texts = layout.open("regions"), layout.open("texts")
+    if not layout.locate(embeddings.SKETCH).is_file():
+        sentences = texts.gather(_landmark_sentences(layout.texts, most))
+        drawn_on = regions.gather(spread_rows(layout.images, _WITH_BOXES)).astype(np.float32)
         landmarks = np.concatenate([sentences, _boxes(drawn_on, most // 3)])
-        sample = regions.gather(spread_rows(counts[0], _SAMPLED))
+        sample = regions.gather(spread_rows(layout.images, _SAMPLED))
         scores = _over_blocks(
             sample, lambda images: embeddings.score_at(landmarks, images, similarity)
         )
-        embeddings.fit_sketch(landmarks, scores).write(directory)
-    sketch = embeddings.Sketch.read(directory / embeddings.SKETCH, dim)
-    sketch_images = partial(sketch.of_images, similarity=similarity)
-    with Progress("sketch images", counts[0], "image") as progress:
+        embeddings.fit_sketch(landmarks, scores).write(layout.locate(embeddings.SKETCH))
+    sketch_images = partial(layout.sketch.of_images, similarity=similarity)
+    with Progress("sketch images", layout.images, "image") as progress:
         for number, shard in enumerate(regions.arrays):
-            path = directory / embeddings.shard_name("image_sketches", number)
-            if not path.is_file():
-                write_array(path, _over_blocks(shard, sketch_images))
+            path = layout.locate(embeddings.shard_name("image_sketches", number))
+            _write_once(path, partial(_over_blocks, shard, sketch_images))
             progress.advance(len(shard))
-    for number, shard in enumerate(texts.arrays if counts[1] else ()):
-        path = directory / embeddings.shard_name("text_sketches", number)
-        if not path.is_file():
-            write_array(path, sketch.of_vectors(shard))
+    for number, shard in enumerate(texts.arrays if layout.texts else ()):
+        path = layout.locate(embeddings.shard_name("text_sketches", number))
+        _write_once(path, partial(layout.sketch.of_vectors, shard))
 
 
 def measure_recall(
-    directory: Path,
-    counts: tuple[int, int],
-    settings: IndexConfig,
-    similarity: SimilarityConfig,
-    landmarks: int = LANDMARKS,
+    layout: embeddings.Layout, candidates: int, similarity: SimilarityConfig, landmarks: int
 ) -> float | None:
     """Ask a draft for images, by sentences that its sketch was not fitted on: recall@10.
 
-    That is the mean share of the ten images with the best exact scores that are among
-    `index.candidates`; None where every sentence is a landmark. `counts`: images and sentences.
+    That is the mean share of the ten images with the best exact scores that are among so many
+    `candidates`; None where every sentence is a landmark.
     """
-    images, texts = counts
-    locate, dim, shard_rows = directory.joinpath, similarity.dim, settings.shard_rows
-    unused = np.setdiff1d(np.arange(texts), _landmark_sentences(texts, landmarks))
+    unused = np.setdiff1d(np.arange(layout.texts), _landmark_sentences(layout.texts, landmarks))
     if not len(unused):
         return None
-    questions = embeddings.open_shards(locate, "texts", texts, shard_rows, dim).gather(
-        unused[spread_rows(len(unused), _QUESTIONS)]
-    )
-    sketch = embeddings.Sketch.read(locate(embeddings.SKETCH), dim)
-    sketches = embeddings.open_shards(
-        locate, "image_sketches", images, shard_rows, sketch.basis.shape[1]
-    )
-    near = sketches.whole() @ sketch.of_vectors(questions).T
+    questions = layout.open("texts").gather(unused[spread_rows(len(unused), _QUESTIONS)])
+    near = layout.open("image_sketches").whole() @ layout.sketch.of_vectors(questions).T
     parts = []
-    with Progress("measure recall", images, "image") as progress:
-        for shard in embeddings.open_shards(locate, "regions", images, shard_rows, dim).arrays:
+    with Progress("measure recall", layout.images, "image") as progress:
+        for shard in layout.open("regions").arrays:
             parts.append(
                 _over_blocks(shard, lambda block: embeddings.score_at(questions, block, similarity))
             )
@@ -271,7 +255,7 @@ def measure_recall(
     shares = [
         np.isin(
             embeddings.highest(exact[:, column], _HITS),
-            embeddings.highest(near[:, column], settings.candidates),
+            embeddings.highest(near[:, column], candidates),
         ).mean()
         for column in range(len(questions))
     ]

@@ -87,6 +87,8 @@ class Studies:
         images = read_table(artifact.path, embeddings.IMAGES)
         occurrences = read_table(artifact.path, embeddings.OCCURRENCES)
         self.images = images.combine_chunks()
+        ids = self.images.column("image_id").to_pylist()
+        self.row_of = {image_id: row for row, image_id in enumerate(ids)}
         self.texts = read_table(artifact.path, embeddings.TEXTS).combine_chunks()
         names = images.column("study_id").unique()
         self._study_of_image = _codes(images, names)
@@ -168,15 +170,12 @@ class RetrievalIndex:
 
     artifact: Artifact
     studies: Studies
-    pooled: embeddings.Shards
-    sentences: embeddings.Shards
-    regions: embeddings.Shards
-    sketch: embeddings.Sketch
+    layout: embeddings.Layout
+    vectors: Mapping[str, embeddings.Shards]
     near: Mapping[str, embeddings.Nearest]
     pictures: list[pa.ChunkedArray] | None
     similarity: SimilarityConfig
     settings: IndexConfig
-    row_of: dict[str, int]
 
     @classmethod
     def open(cls, path: Path, model_digest: str, retrieval: RetrievalConfig | None = None) -> Self:
@@ -203,21 +202,12 @@ class RetrievalIndex:
         studies = Studies(artifact)
         images, texts = len(studies.images), len(studies.texts)
         rows, dim = settings.shard_rows, similarity.dim
-        vectors = embeddings.open_vectors(artifact.file, artifact.fingerprint, (images, texts))
-        ids = studies.images.column("image_id").to_pylist()
-        return cls(
-            artifact=artifact,
-            studies=studies,
-            pooled=vectors["pooled"],
-            sentences=vectors["texts"],
-            regions=embeddings.open_shards(artifact.file, "regions", images, rows, dim),
-            sketch=embeddings.Sketch.read(artifact.file(embeddings.SKETCH), dim),
-            near=_finders(artifact, vectors, retrieval),
-            pictures=_map_pictures(artifact, images, rows) if settings.pictures else None,
-            similarity=similarity,
-            settings=settings,
-            row_of={image_id: row for row, image_id in enumerate(ids)},
-        )
+        layout = embeddings.Layout(artifact.file, images, texts, rows, dim)
+        vectors = layout.searched()
+        near = _finders(artifact, vectors, retrieval)
+        vectors["regions"] = layout.open("regions")
+        pictures = _map_pictures(artifact, images, rows) if settings.pictures else None
+        return cls(artifact, studies, layout, vectors, near, pictures, similarity, settings)
 
     @torch.inference_mode()
     def search(self, query: Query) -> list[HitAnswer]:
@@ -234,7 +224,7 @@ class RetrievalIndex:
 
     def picture(self, image_id: str) -> bytes | None:
         """Return an image's thumbnail, a JPEG; None where it is not indexed or has none."""
-        row = self.row_of.get(image_id)
+        row = self.studies.row_of.get(image_id)
         if row is None or self.pictures is None:
             return None
         shard, offset = divmod(row, self.settings.shard_rows)
@@ -248,13 +238,13 @@ class RetrievalIndex:
             assert query.regions is not None
             direction = embeddings.pool(query.regions.float().cpu().numpy()[None])[0]
             rows = self.near["pooled"].rows(direction, allowed, count)
-            return rows, _cosines(self.pooled.gather(rows), direction)
+            return rows, _cosines(self.vectors["pooled"].gather(rows), direction)
         sentence = query.vector[None].float().cpu()
-        (query_sketch,) = self.sketch.of_vectors(sentence.numpy())
+        (query_sketch,) = self.layout.sketch.of_vectors(sentence.numpy())
         rows = self.near["image_sketches"].rows(query_sketch, allowed, count)
         scores = [
             image_sentence_scores(
-                torch.from_numpy(self.regions.gather(part)).float().flatten(1, 2),
+                torch.from_numpy(self.vectors["regions"].gather(part)).float().flatten(1, 2),
                 sentence,
                 self.similarity,
             )
@@ -269,11 +259,11 @@ class RetrievalIndex:
             assert query.vector is not None
             direction = query.vector.float().cpu().numpy()
             rows = self.near["texts"].rows(direction, allowed, count)
-            return rows, _cosines(self.sentences.gather(rows), direction)
+            return rows, _cosines(self.vectors["texts"].gather(rows), direction)
         regions = query.regions.float().cpu().flatten(0, 1)[None]
-        (query_sketch,) = self.sketch.of_images(regions, self.similarity)
+        (query_sketch,) = self.layout.sketch.of_images(regions, self.similarity)
         rows = self.near["text_sketches"].rows(query_sketch, allowed, count)
-        sentences = torch.from_numpy(self.sentences.gather(rows))
+        sentences = torch.from_numpy(self.vectors["texts"].gather(rows))
         return rows, image_sentence_scores(regions, sentences, self.similarity)[:, 0].numpy()
 
     def _image_hit(self, row: int, score: float) -> HitAnswer:

@@ -6,7 +6,7 @@ import httpx
 
 from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.retrieval import RetrievalConfig
-from medclip_dcl.retrieval.embeddings import ARTIFACT, open_vectors
+from medclip_dcl.retrieval.embeddings import ARTIFACT, Layout
 from medclip_dcl.retrieval.milvus import fill_collections
 from medclip_dcl.text.labeler.lexicon import LABELS
 from tests.support.milvus import milvus_server
@@ -41,8 +41,7 @@ def test_a_finding_that_nobody_knows_is_refused(client: httpx.Client) -> None:
 def test_an_engine_gives_the_same_hits_and_its_loss_is_named(folder, client, tmp_path, monkeypatch):
     monkeypatch.setattr("medclip_dcl.retrieval.milvus.TIMEOUT_S", 1)
     index = open_artifact(folder / "index", ARTIFACT)
-    counts = index.summary["images"], index.summary["texts"]
-    vectors = open_vectors(index.file, index.fingerprint, counts)
+    vectors = Layout.of(index.file, index.fingerprint, index.summary).searched()
     with ExitStack() as engine:
         uri = engine.enter_context(milvus_server(tmp_path))
         fill_collections(RetrievalConfig(uri=uri), index.fingerprint, vectors)

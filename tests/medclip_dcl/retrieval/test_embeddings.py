@@ -19,11 +19,11 @@ from medclip_dcl.retrieval.embeddings import (
     SKETCH,
     TEXTS,
     InMemoryIndex,
+    Layout,
     Shards,
     Sketch,
     fit_sketch,
     highest,
-    open_shards,
     score_at,
     shard_name,
     write_pictures,
@@ -41,7 +41,7 @@ def written(folder: Path, rows: int = ROWS) -> np.ndarray:
 
 
 def opened(folder: Path, rows: int = ROWS, dim: int = 5) -> Shards:
-    return open_shards(folder.joinpath, "regions", rows, SHARD_ROWS, dim)
+    return Layout(folder.joinpath, rows, 0, SHARD_ROWS, dim).open("regions")
 
 
 def test_rows_are_read_across_shards_as_stored_and_of_their_size_alone(tmp_path: Path) -> None:
@@ -61,9 +61,9 @@ OPEN = f"""
 import resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_NOFILE, ({LIMIT}, {LIMIT}))
-from medclip_dcl.retrieval.embeddings import map_pictures, open_shards, shard_name
+from medclip_dcl.retrieval.embeddings import Layout, map_pictures
 folder = Path(sys.argv[1])
-shards = open_shards(folder.joinpath, "pooled", {2 * SHARDS}, 2, 3)
+shards = Layout(folder.joinpath, {2 * SHARDS}, 0, 2, 3).open("pooled")
 pictures = [map_pictures(folder / "pictures.arrow") for _ in range({LIMIT} + 1)]
 print(shards.whole().sum(), len(pictures))
 """
@@ -158,7 +158,7 @@ def test_sketches_give_the_exact_scores_at_their_anchors(tmp_path) -> None:
     exact = image_sentence_scores(images, torch.from_numpy(landmarks), SIMILARITY).numpy()
     near = sketch.of_vectors(landmarks) @ sketch.of_images(images, SIMILARITY).T
     np.testing.assert_allclose(near, exact, atol=0.02)
-    sketch.write(tmp_path)
+    sketch.write(tmp_path / SKETCH)
     again = Sketch.read(tmp_path / SKETCH, 8)
     for name in ("landmarks", "basis", "lift"):
         np.testing.assert_array_equal(getattr(again, name), getattr(sketch, name))

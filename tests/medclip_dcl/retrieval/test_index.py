@@ -20,7 +20,7 @@ from medclip_dcl.retrieval.embeddings import (
     pool,
     shard_name,
 )
-from medclip_dcl.retrieval.index import findings_of, measure_recall, select_content, write_index
+from medclip_dcl.retrieval.index import findings_of, select_content, write_index
 from tests.support.embeddings import (
     SIMILARITY,
     HashedEncoder,
@@ -128,7 +128,7 @@ def test_pooled_vector_is_the_direction_of_the_mean() -> None:
             pool(np.asarray(bad, dtype=np.float32)[None, None])
 
 
-IMAGES, TEXTS = 48, 27
+TEXTS = 27
 
 
 def built(folder: Path, landmarks: int, candidates: int) -> float | None:
@@ -165,5 +165,3 @@ def test_recall_is_the_share_of_the_exact_best_among_the_candidates(tmp_path):
     assert 0.2 < np.mean(shares) < 0.95
     # where every sentence is an anchor nobody is left to ask
     assert built(tmp_path / "all", landmarks=60, candidates=20) is None
-    settings = IndexConfig(shard_rows=20)
-    assert measure_recall(tmp_path / "all", (IMAGES, TEXTS), settings, SIMILARITY, 60) is None

@@ -9,7 +9,7 @@ import torch
 
 from medclip_dcl.core.errors import ConfigError, EngineError
 from medclip_dcl.retrieval import IndexConfig, RetrievalConfig, milvus
-from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards, open_vectors
+from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards
 from medclip_dcl.retrieval.milvus import Milvus, collection_of, fill_collections
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 from tests.support.embeddings import MODEL_DIGEST, HashedEncoder, build
@@ -26,8 +26,7 @@ FILTERS = (
 
 
 def vectors_of(index: RetrievalIndex) -> dict[str, Shards]:
-    images, texts = len(index.pooled), len(index.sentences)
-    return open_vectors(index.artifact.file, index.artifact.fingerprint, (images, texts))
+    return index.layout.searched()
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +95,8 @@ def test_the_engine_finds_the_rows_of_a_direct_scan_by_each_road(tmp_path, monke
 
 
 def test_filling_goes_on_where_it_stopped_and_ends_with_every_row(index, retrieval):
-    half = Shards([index.pooled.whole()[:20]], 20)
-    whole = Shards([index.pooled.whole()], IMAGES)
+    half = Shards([index.vectors["pooled"].whole()[:20]], 20)
+    whole = Shards([index.vectors["pooled"].whole()], IMAGES)
     with Milvus(retrieval) as engine:
         engine.fill("begun", half, lambda _: None)
         with pytest.raises(EngineError, match="holds 20 of 48 rows"):

@@ -47,7 +47,7 @@ def test_with_all_candidates_images_are_ranked_as_by_exhaustive_search(folder, i
 
 def test_sentences_of_an_image_are_ranked_by_the_same_score(index: RetrievalIndex) -> None:
     regions = HashedEncoder().embed_images(np.full((1, 16, 16), 7, dtype=np.uint8))[0]
-    sentences = torch.from_numpy(index.sentences.whole())
+    sentences = torch.from_numpy(index.vectors["texts"].whole())
     exact = image_sentence_scores(regions.reshape(1, GRID * GRID, DIM), sentences, SIMILARITY)
     best = torch.argsort(exact[:, 0], descending=True, stable=True)[:5].tolist()
     hits = index.search(Query("text", 5, regions=regions))
@@ -56,7 +56,7 @@ def test_sentences_of_an_image_are_ranked_by_the_same_score(index: RetrievalInde
 
 
 def test_an_image_finds_itself_first_and_a_text_its_twin_and_thumbnails_go_by_id(index):
-    regions = torch.from_numpy(index.regions.gather(np.array([21]))[0]).float()
+    regions = torch.from_numpy(index.vectors["regions"].gather(np.array([21]))[0]).float()
     (image,) = index.search(Query("image", 1, regions=regions))
     assert (image.id, image.texts) == ("image-021", ["Opacity 10.", "Shared 1."])
     assert image.score == pytest.approx(1, abs=1e-3)
@@ -86,7 +86,7 @@ def test_equal_scores_are_ordered_by_id(index: RetrievalIndex) -> None:
     level = np.zeros((IMAGES, DIM), dtype=np.float32)
     level[:, 0] = 1
     changed = {
-        "pooled": Shards([level], IMAGES),
+        "vectors": {"pooled": Shards([level], IMAGES)},
         "near": {"pooled": InMemoryIndex(Shards([level], IMAGES))},
     }
     tied = RetrievalIndex(**{**vars(index), **changed})
