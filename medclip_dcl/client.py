@@ -122,9 +122,10 @@ class Exchange:
         if not url.lower().startswith(("http://", "https://")):
             raise ServiceError("no_url", f"url = {url!r} does not begin with http:// or https://")
         self._name, self._deadline_s = name, deadline_s
-        self._network, context = _Network(), trusted(ca)
+        self._network = _Network()
+        context = trusted(ca) if ca or url.lower().startswith("https") else None  # some 25 ms
         if transport is None:
-            transport = httpx.HTTPTransport(verify=context)
+            transport = httpx.HTTPTransport(verify=context or False)
             transport._pool = httpcore.ConnectionPool(
                 ssl_context=context, network_backend=self._network
             )

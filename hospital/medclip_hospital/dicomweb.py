@@ -210,10 +210,10 @@ class DicomWeb:
             reply = self._get(path, _MOST_ANSWER_BYTES, params=paged, headers=_JSON)
             _require_success(reply.status)
             with self._parsing:  # one at a time: as objects a page takes many times its bytes
-                rows = [
-                    tuple(_uid(row, tag) for tag in tags)
-                    for row in ([] if reply.status == httpx.codes.NO_CONTENT else _rows(reply))
-                ]
+                listed = [] if reply.status == httpx.codes.NO_CONTENT else _json(reply)
+                if not isinstance(listed, list):
+                    raise ServiceError("no_answer", "the archive's listing is no list of objects")
+                rows = [tuple(_uid(row, tag) for tag in tags) for row in listed]
             brings_nothing = seen.issuperset(rows)
             if brings_nothing and (has_more or len(rows) >= _PAGE):
                 raise ServiceError(
@@ -286,13 +286,6 @@ def _first_part(body: bytes, content_type: str) -> bytes:
     return body[start:end]
 
 
-def _rows(reply: Reply) -> list[Any]:
-    rows = _json(reply)
-    if not isinstance(rows, list):
-        raise ServiceError("no_answer", "the archive's listing is not a list of objects")
-    return rows
-
-
 def _json(reply: Reply) -> Any:
     try:
         return json.loads(reply.body)
@@ -323,7 +316,6 @@ def _reason(row: Any) -> int:
 
 
 def _require_success(status: int) -> None:
-    if not 200 <= status < 300:
-        raise ServiceError(
-            "archive", f"the archive answered with status {status}; is the key right?"
-        )
+    if not httpx.codes.is_success(status):
+        line = f"the archive answered with status {status}; is the key right?"
+        raise ServiceError("archive", line)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.limits import ImagesConfig
 from tests.conftest import loopback_only, test_data
 
 __all__ = ["loopback_only", "test_data"]
@@ -20,3 +22,10 @@ def silence_ends() -> Iterator[None]:
     root.setLevel(level)
     root.handlers[:] = handlers
     threading.excepthook = hook
+
+
+@pytest.fixture(scope="session")
+def decoder() -> Iterator[Decoder]:
+    """Two decode workers for all tests: each takes half a second to start."""
+    with Decoder(ImagesConfig(), 2) as decoder:
+        yield decoder

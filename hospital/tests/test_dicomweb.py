@@ -284,7 +284,7 @@ def test_answers_end_at_a_size_or_a_time_and_are_not_compressed(stub, monkeypatc
         (lambda request: request.answer(200, gzip.compress(b"[]" * 10), **zipped), "compressed"),
     ):
         stub.odd = lambda request, fault=fault: fault(request) or True  # type: ignore[misc]
-        with DicomWeb(stub.url, deadline_s=1, waits_s=()) as web:
+        with DicomWeb(stub.url, deadline_s=0.3, waits_s=()) as web:
             for ask in (lambda: web.images(["CR"]), lambda: web.store({"1.3": b"object"})):
                 start = time.monotonic()
                 with pytest.raises(ServiceError, match=reason):

@@ -21,12 +21,6 @@ from tests.support.dicom import dicom_bytes, ramp
 SETTINGS = ImagesConfig()
 
 
-@pytest.fixture(scope="module")
-def decoder() -> Iterator[Decoder]:
-    with Decoder(SETTINGS, 1) as decoder:
-        yield decoder
-
-
 def header_of(decoder: Decoder, data: bytes) -> pydicom.Dataset:
     return read_dataset(io.BytesIO(decoder.separate(data).header.data_set), False, True)
 

@@ -4,7 +4,6 @@ import datetime as dt
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from hospital.tests.support.answers import (
 )
 from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.images import Decoder
-from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.schemas import HeadAnswer
 from medclip_hospital.instance import SCHEME, ResultsConfig
 from medclip_hospital.results import encode_results
@@ -31,12 +29,6 @@ from tests.support.dicom import ramp
 
 REPORT_ALONE = ResultsConfig(objects=("sr",))
 WITHOUT_REPORT = ResultsConfig(objects=("pr", "sc"))
-
-
-@pytest.fixture(scope="module")
-def decoder() -> Iterator[Decoder]:
-    with Decoder(ImagesConfig(), 1) as decoder:
-        yield decoder
 
 
 @pytest.fixture(scope="module")

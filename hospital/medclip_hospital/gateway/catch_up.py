@@ -10,9 +10,8 @@ from medclip_dcl.core.errors import ConfigError, ImageError, ServiceError
 from medclip_dcl.data.limits import REASONS
 from medclip_hospital.dicomweb import ArchivedImage, DicomWeb
 
-from .journal import Journal
 from .listener import NO_RESOURCES, SUCCESS, Intake
-from .monitoring import Monitor, write_fault, write_line
+from .monitoring import write_fault, write_line
 from .settings import CatchUp
 
 _MODALITIES = ("CR", "DX")
@@ -26,15 +25,12 @@ class CatchingUp:
         self,
         settings: CatchUp,
         ca: Path | None,
-        journal: Journal,
         intake: Intake,
-        monitor: Monitor,
         wake: Callable[[], None],
     ) -> None:
         """Set it up; ConfigError where the key or `ca` cannot be read."""
-        self._settings, self._journal = settings, journal
+        self._settings, self._intake, self._wake = settings, intake, wake
         self._open = partial(settings.open, ca, listing_s=_LISTING_S, most_listed=_MOST_LISTED)
-        self._intake, self._monitor, self._wake = intake, monitor, wake
         self._fetched: set[str] = set()
         self._stopped = threading.Event()
         self._open()  # a key that cannot be read ends the start
@@ -57,10 +53,9 @@ class CatchingUp:
             except Exception as error:  # noqa: BLE001 (what nothing foresaw ends no catching up)
                 write_fault("catch_up", error)
                 code = "fault"
-            monitor = self._monitor
-            monitor.catch_up_failed_in_a_row = (
-                0 if code == "ok" else monitor.catch_up_failed_in_a_row + 1
-            )
+            monitor = self._intake.monitor
+            failed = 0 if code == "ok" else monitor.catch_up_failed_in_a_row + 1
+            monitor.catch_up_failed_in_a_row = failed
             write_line("catch_up", code=code)
             self._stopped.wait(self._settings.every_s)
 
@@ -78,9 +73,8 @@ class CatchingUp:
                 if self._stopped.is_set():
                     break
                 # One that could not be read may have been damaged on its way: it is asked for.
-                if image.instance in self._fetched or self._journal.knows_uid(
-                    image.instance, REASONS
-                ):
+                is_known = self._intake.journal.knows_uid(image.instance, REASONS)
+                if is_known or image.instance in self._fetched:
                     continue
                 try:
                     self._fetch(archive, image)

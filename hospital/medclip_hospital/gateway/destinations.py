@@ -33,19 +33,11 @@ TIMEOUT_S = 60.0
 """Of a connection by DIMSE, and of a whole exchange by STOW-RS."""
 
 
-class SendError(Exception):
-    """The destination took nothing, or refused; `code` is what the log and the journal say."""
-
-    def __init__(self, code: str) -> None:
-        super().__init__(code)
-        self.code = code
-
-
 class Destination(Protocol):
     """A PACS, however it is spoken to."""
 
     def send(self, objects: Mapping[str, Path]) -> Sequence[str]:
-        """Send objects by UID; return the UIDs that it acknowledged. Raises SendError."""
+        """Send objects by UID; return the UIDs that it acknowledged. Raises ServiceError."""
         ...
 
 
@@ -59,12 +51,11 @@ class Stow:
     def send(self, objects: Mapping[str, Path]) -> Sequence[str]:
         """Send all in one request."""
         try:
-            with self._open() as archive:
-                archive.store({uid: path.read_bytes() for uid, path in objects.items()})
-        except ServiceError as error:
-            raise SendError(error.code) from error
+            archive = self._open()
         except ConfigError as error:  # the key is being exchanged
-            raise SendError("key_file") from error
+            raise ServiceError("key_file", str(error)) from error
+        with archive:
+            archive.store({uid: path.read_bytes() for uid, path in objects.items()})
         return list(objects)
 
 
@@ -88,20 +79,24 @@ class Dimse:
         if not association.is_established:
             if connection := socket_of(association):
                 connection.close()  # pynetdicom leaves open what it could not shut down
-            raise SendError("rejected" if association.is_rejected else "unreachable")
+            raise _failure("rejected" if association.is_rejected else "unreachable")
         stored = []
         try:
             for uid, path in objects.items():
                 status = association.send_c_store(str(path)).get("Status")
                 if status is None:
-                    raise SendError("cut")
+                    raise _failure("cut")
                 if status == DUPLICATE or status == 0 or status >> 12 == 0xB:
                     stored.append(uid)
         except ValueError as error:  # no presentation context was accepted for the object
-            raise SendError("no_context") from error
+            raise _failure("no_context") from error
         finally:
             association.release()
         return stored
+
+
+def _failure(code: str) -> ServiceError:
+    return ServiceError(code, "the destination did not take an object by C-STORE")
 
 
 def open_destination(

@@ -101,14 +101,12 @@ def started(settings: GatewaySettings, destination: Destination | None = None) -
         stack.callback(metrics.server_close)
         stack.callback(metrics.shutdown)
         intake = Intake(settings, spool, journal, monitor)
-        listener = Listener(settings, intake, monitor, workers.wake)
+        listener = Listener(settings, intake, workers.wake)
         workers.start()
         stack.callback(workers.stop)
         stack.callback(listener.close)
         if settings.catch_up:
-            catching_up = CatchingUp(
-                settings.catch_up, settings.ca, journal, intake, monitor, workers.wake
-            )
+            catching_up = CatchingUp(settings.catch_up, settings.ca, intake, workers.wake)
             stack.callback(catching_up.stop)
         yield Gateway(settings, spool, journal, listener.port, metrics.server_port)
 

@@ -5,6 +5,7 @@ import socket
 import sqlite3
 import ssl
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Intake:
         self, settings: GatewaySettings, spool: Spool, journal: Journal, monitor: Monitor
     ) -> None:
         self._max_bytes = settings.max_bytes_mb * MEBIBYTE
-        self._spool, self._journal, self._monitor = spool, journal, monitor
+        self._spool, self.journal, self.monitor = spool, journal, monitor
 
     def part(self) -> IncomingImage:
         """Begin an image."""
@@ -51,7 +52,7 @@ class Intake:
         started = time.monotonic()
         outcome = part.failure or self._keep(part, image_uid, caller)
         part.close()
-        self._monitor.received.labels(outcome).inc()
+        self.monitor.received.labels(outcome).inc()
         taken_ms = round(1000 * (time.monotonic() - started), 1)
         write_line(
             "received", part.digest, caller=caller, outcome=outcome, bytes=part.size, ms=taken_ms
@@ -62,12 +63,12 @@ class Intake:
         try:
             if part.instance_uid() != image_uid:
                 return "mismatch"  # else an image could stand in the way of another by its name
-            state = self._journal.state(part.digest)
+            state = self.journal.state(part.digest)
             is_here = self._spool.image(part.digest).exists()
             if state is not None and (is_here or state not in {*WAITING, "stuck"}):
                 return "known"
             self._spool.keep(part)
-            self._journal.add(part.digest, image_uid, caller)
+            self.journal.add(part.digest, image_uid, caller)
         except (OSError, sqlite3.Error) as error:
             write_fault("disk", error)
             return "disk"
@@ -77,11 +78,9 @@ class Intake:
 class Listener:
     """The running SCP; `wake` is called after every image."""
 
-    def __init__(
-        self, settings: GatewaySettings, intake: Intake, monitor: Monitor, wake: Any
-    ) -> None:
+    def __init__(self, settings: GatewaySettings, intake: Intake, wake: Callable[[], None]) -> None:
         """Bind and listen; ConfigError where the address cannot be bound."""
-        self._settings, self._intake, self._monitor, self._wake = settings, intake, monitor, wake
+        self._intake, self._wake = intake, wake
         self._networks = {
             title: [ipaddress.ip_network(address) for address in addresses]
             for title, addresses in settings.callers.items()
@@ -108,7 +107,7 @@ class Listener:
                 ],
                 server_class=Server,
                 networks=[item for networks in self._networks.values() for item in networks],
-                turned_away=self._on_turned_away,
+                turned_away=self._note_rejection,
             )
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
@@ -144,12 +143,11 @@ class Listener:
 
     def _on_rejected(self, event: evt.Event) -> None:
         title = calling_title(event.assoc)
-        self._monitor.rejected.inc()
-        write_line("rejected", caller=title if title in self._networks else "unknown")
+        self._note_rejection(title if title in self._networks else "unknown")
 
-    def _on_turned_away(self) -> None:
-        self._monitor.rejected.inc()
-        write_line("rejected", caller="none")
+    def _note_rejection(self, caller: str = "none") -> None:
+        self._intake.monitor.rejected.inc()
+        write_line("rejected", caller=caller)
 
     def _on_store(self, event: evt.Event) -> int:
         part = event.request._dataset_file

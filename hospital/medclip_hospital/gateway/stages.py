@@ -17,7 +17,7 @@ from medclip_dcl.schemas import OUT_OF_RANGE, ClassifyAnswer
 from medclip_hospital.instance import ResultsConfig
 from medclip_hospital.results import encode_results
 
-from .destinations import Destination, SendError
+from .destinations import Destination
 from .journal import Entry, Journal
 from .listener import ACCEPTED
 from .monitoring import Monitor, write_fault, write_line
@@ -148,9 +148,8 @@ class Workers:
             self._journal.refused(entry.digest, error.code)
             return error.code
         except ServiceError as error:
-            code = f"service_{error.code}"
-        except SendError as error:
-            code = f"destination_{error.code}"
+            whose = "destination" if entry.state == "built" else "service"
+            code = f"{whose}_{error.code}"
         except (OSError, sqlite3.Error):
             raise
         except Exception as error:  # noqa: BLE001 (one image that nothing foresaw holds up no other)
@@ -224,5 +223,5 @@ class Workers:
         self._journal.sent(entry.digest, stored, refused)
         if len(stored) < len(unsent):
             self._monitor.failed_in_a_row += 1
-            raise SendError("refused")
+            raise ServiceError("refused", "the destination did not take every object")
         self._monitor.failed_in_a_row = 0

@@ -1,9 +1,11 @@
-"""One stub of the service for the tests of a file."""
+"""One stub of the service for the tests of a file, and the decode workers of all gateways."""
 
 from collections.abc import Iterator
 
 import pytest
 
+from medclip_dcl.data.images import Decoder
+from medclip_hospital.gateway import stages
 from tests.support.stub_service import StubService, stub_service
 
 
@@ -11,3 +13,11 @@ from tests.support.stub_service import StubService, stub_service
 def service() -> Iterator[StubService]:
     with stub_service() as stub:
         yield stub
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_workers(decoder: Decoder) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoder, "close", lambda: None)
+        patch.setattr(stages, "Decoder", lambda *_: decoder)
+        yield

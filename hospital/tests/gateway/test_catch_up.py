@@ -12,13 +12,15 @@ from pynetdicom import AE, _config
 
 from hospital.tests.support.archive import StubArchive, nested, stub_archive
 from hospital.tests.support.orthanc import dataset, gateway_settings, radiograph, send, wait_until
+from medclip_hospital.dicomweb import DicomWeb
 from medclip_hospital.gateway import launcher
 
 REFUSED = {"ViewPosition": "LL"}  # once it is looked at
 
 
 @pytest.fixture
-def archive():
+def archive(monkeypatch):
+    monkeypatch.setitem(DicomWeb.__init__.__kwdefaults__, "waits_s", (0.02, 0.02))
     with stub_archive() as archive:
         yield archive
 

@@ -12,8 +12,8 @@ import pytest
 
 from hospital.tests.support.archive import endless, nested, stub_archive
 from hospital.tests.support.orthanc import dataset, gateway_settings, radiograph, send, wait_until
+from medclip_dcl.core.errors import ServiceError
 from medclip_hospital.gateway import destinations, launcher, stages
-from medclip_hospital.gateway.destinations import SendError
 from medclip_hospital.gateway.journal import Journal
 from medclip_hospital.gateway.monitoring import Monitor
 from medclip_hospital.gateway.spool import Spool
@@ -36,7 +36,7 @@ class Pacs:
         if self.fault is not None:
             raise self.fault
         if self.down:
-            raise SendError("unreachable")
+            raise ServiceError("unreachable", "it is down")
         taken = [uid for number, uid in enumerate(objects) if number not in self.refuses]
         for uid in taken:
             self.stored.setdefault(uid, objects[uid].read_bytes())
@@ -144,7 +144,7 @@ def test_a_destination_that_fails_as_nothing_foresaw_is_shown(tmp_path, service)
 def test_a_pacs_that_answers_oddly_is_shown_and_holds_up_nothing(
     tmp_path, service, monkeypatch, answer, code
 ) -> None:
-    monkeypatch.setattr(destinations, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(destinations, "TIMEOUT_S", 0.2)
     with stub_archive() as archive:
         archive.odd = lambda request: answer(request) or True
         given = {"workers": 1, "destination": {"kind": "dicomweb", "url": archive.url}}
