@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from email import message_from_string
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -214,6 +215,7 @@ class DicomWeb:
                 if not isinstance(listed, list):
                     raise ServiceError("no_answer", "the archive's listing is no list of objects")
                 rows = [tuple(_uid(row, tag) for tag in tags) for row in listed]
+                bound.rows -= len(rows)
             brings_nothing = seen.issuperset(rows)
             if brings_nothing and (has_more or len(rows) >= _PAGE):
                 raise ServiceError(
@@ -221,7 +223,10 @@ class DicomWeb:
                     f"behind {offset} rows the archive has more, and does not give them where it "
                     f"is asked for them (offset); ask for less, by {_NARROWER}",
                 )
-            bound.take(len(rows))
+            if bound.rows < 0 or time.monotonic() > bound.end:
+                what = f"more than {self._most_listed} rows" if bound.rows < 0 else "for too long"
+                line = f"the archive lists {what}; ask for less, by {_NARROWER}"
+                raise ServiceError("listing", line)
             yield from rows
             if brings_nothing:
                 self.repeated_rows = max(self.repeated_rows, len(rows))
@@ -244,23 +249,12 @@ class DicomWeb:
         return self._http.ask("GET", path, most_bytes, **question)
 
 
+@dataclass
 class _Bound:
-    """Limits that all pages of a listing share; threads share them, too."""
+    """What is left to all pages of a listing."""
 
-    def __init__(self, most_rows: int, end: float) -> None:
-        self._most_rows, self._left, self._end = most_rows, most_rows, end
-        self._lock = threading.Lock()
-
-    def take(self, rows: int) -> None:
-        """Count rows; ServiceError where they are too many, or come too late."""
-        with self._lock:
-            self._left -= rows
-        if self._left < 0 or time.monotonic() > self._end:
-            what = f"more than {self._most_rows} rows" if self._left < 0 else "for too long"
-            raise ServiceError(
-                "listing",
-                f"the archive lists {what}; ask for less, by {_NARROWER}",
-            )
+    rows: int
+    end: float
 
 
 def _announced(headers: httpx.Headers, offset: int) -> int:

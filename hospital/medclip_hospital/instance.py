@@ -193,9 +193,7 @@ class Answered:
         made.SOPInstanceUID, made.InstanceNumber = self.uid(kind, "instance"), 1
         made.SeriesInstanceUID, made.SeriesNumber = self.uid(kind, "series"), _SERIES[kind]
         heading = self.warning.partition(":")[0]  # lists of series show it
-        made.SeriesDescription = (
-            f"{heading}: {_DESCRIPTIONS[kind]}" if heading else _DESCRIPTIONS[kind]
-        )
+        made.SeriesDescription = ": ".join(filter(None, (heading, _DESCRIPTIONS[kind])))
         made.Manufacturer = made.ManufacturerModelName = NAME
         made.DeviceSerialNumber = self.answer.model[:16]
         made.SoftwareVersions = f"objects {_VERSION}"

@@ -220,9 +220,14 @@ def _draw_answer(answered: Answered, picture: GreyImage) -> npt.NDArray[np.uint8
     canvas = Image.new("RGB", (max(width, _NARROWEST_PX), above + height + panel))
     canvas.paste(Image.fromarray(heat), (0, above))
     draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(_FONT_PX)
+
+    def write(written: Sequence[str], top: int, colour: tuple[int, int, int]) -> None:
+        for row, line in enumerate(written):
+            draw.text((_MARGIN_PX, top + _MARGIN_PX + row * _LINE_PX), line, colour, font)
+
     if banner:
         draw.rectangle((0, 0, canvas.width, above - 1), _BANNER)
-        _write(draw, banner, 0, _ON_BANNER, font)
+        write(banner, 0, _ON_BANNER)
     scale = width / picture.pixels.shape[1]
     taken: list[tuple[float, float]] = []  # corners of labels, which must not cover each other
     for finding, box in answered.boxes() if findings else ():
@@ -233,19 +238,8 @@ def _draw_answer(answered: Answered, picture: GreyImage) -> npt.NDArray[np.uint8
             y += _LINE_PX
         taken.append((x, y))
         draw.text((x, y), label_of(finding), _BOX, font, stroke_width=2, stroke_fill=0)
-    _write(draw, lines, above + height, _TEXT, font)
+    write(lines, above + height, _TEXT)
     return np.asarray(canvas)
-
-
-def _write(
-    draw: ImageDraw.ImageDraw,
-    lines: Sequence[str],
-    top: int,
-    color: tuple[int, int, int],
-    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
-) -> None:
-    for row, line in enumerate(lines):
-        draw.text((_MARGIN_PX, top + _MARGIN_PX + row * _LINE_PX), line, color, font)
 
 
 def _lines(answered: Answered, findings: Sequence[FindingAnswer]) -> list[str]:

@@ -90,9 +90,8 @@ class CatchingUp:
         return code
 
     def _fetch(self, archive: DicomWeb, image: ArchivedImage) -> None:
-        data = archive.fetch(image)
         part = self._intake.part()
-        part.write(data)
+        part.write(archive.fetch(image))
         status = self._intake.accept(part, image.instance, "catch-up")
         if status != NO_RESOURCES or part.failure == "too_large":
             self._fetched.add(image.instance)  # the same image would come again

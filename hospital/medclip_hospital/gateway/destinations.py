@@ -38,7 +38,6 @@ class Destination(Protocol):
 
     def send(self, objects: Mapping[str, Path]) -> Sequence[str]:
         """Send objects by UID; return the UIDs that it acknowledged. Raises ServiceError."""
-        ...
 
 
 class Stow:

@@ -65,6 +65,7 @@ class Entry:
 
 
 _COLUMNS = ", ".join(Entry.__annotations__)
+_IS_WAITING = f"state in {WAITING}"  # as SQL writes it, too
 
 
 class Journal:
@@ -113,8 +114,8 @@ class Journal:
 
     def state(self, digest: str) -> str | None:
         """Return the state of an image; None: it is not known."""
-        rows = self._rows("select state from images where digest = ?", (digest,))
-        return rows[0][0] if rows else None
+        entry = self.entry(digest)
+        return None if entry is None else entry.state
 
     def knows_uid(self, image_uid: str, except_refused: Collection[str] = ()) -> bool:
         """Whether an image of this SOP instance UID was received.
@@ -127,17 +128,17 @@ class Journal:
     def waiting(self, now: float, most: int) -> list[Entry]:
         """Return images whose time has come, those that wait longest first."""
         rows = self._rows(
-            f"select {_COLUMNS} from images where state in (?, ?, ?) and not_before <= ?"  # noqa: S608
+            f"select {_COLUMNS} from images where {_IS_WAITING} and not_before <= ?"  # noqa: S608
             " order by not_before, received_at limit ?",
-            (*WAITING, now, most),
+            (now, most),
         )
         return [Entry(*row) for row in rows]
 
     def next_wait_s(self, now: float) -> float | None:
         """Return the seconds until the next image's time comes; None: none has one to come."""
         rows = self._rows(
-            "select min(not_before) from images where state in (?, ?, ?) and not_before > ?",
-            (*WAITING, now),
+            f"select min(not_before) from images where {_IS_WAITING} and not_before > ?",  # noqa: S608
+            (now,),
         )
         return None if rows[0][0] is None else rows[0][0] - now
 
@@ -215,10 +216,10 @@ class Journal:
         """Take up images that are stuck, and those that wait out a failure; return how many."""
         with self._transaction() as db:
             return db.execute(
-                "update images set state = case state when 'stuck' then resume else state end,"
+                "update images set state = case state when 'stuck' then resume else state end,"  # noqa: S608
                 " attempts = 0, not_before = 0, failing_since = null where digest glob ? and"
-                " (state = 'stuck' or (not_before > 0 and state in (?, ?, ?)))",
-                (f"{prefix}*", *WAITING),
+                f" (state = 'stuck' or (not_before > 0 and {_IS_WAITING}))",
+                (f"{prefix}*",),
             ).rowcount
 
     def forget(self, prefix: str) -> list[str]:
@@ -260,16 +261,13 @@ class Journal:
 
     def oldest_waiting_s(self) -> float:
         """Return how long the oldest image that waits has been here, seconds; 0: none waits."""
-        rows = self._rows(
-            "select min(received_at) from images where state in (?, ?, ?)", (*WAITING,)
-        )
-        oldest = rows[0][0]
+        question = f"select min(received_at) from images where {_IS_WAITING}"  # noqa: S608
+        ((oldest,),) = self._rows(question)
         return 0.0 if oldest is None else max(0.0, time.time() - oldest)
 
     def troubles(self) -> list[tuple[str, str, str, int]]:
         """Return digest, state, code and attempts of images that are stuck or fail."""
         return self._rows(
-            "select digest, state, code, attempts from images where state = 'stuck' or"
-            " (attempts > 0 and state in (?, ?, ?)) order by received_at",
-            (*WAITING,),
+            "select digest, state, code, attempts from images where state = 'stuck' or"  # noqa: S608
+            f" (attempts > 0 and {_IS_WAITING}) order by received_at"
         )

@@ -131,8 +131,8 @@ def _open(settings: GatewaySettings) -> Journal:
 
 def _status(settings: GatewaySettings, _: str) -> None:
     journal = _open(settings)
-    waiting = {"oldest_waiting_s": round(journal.oldest_waiting_s())}
-    print(json.dumps(journal.counts() | waiting | {"refusals": journal.refusals()}))
+    facts = {"oldest_waiting_s": round(journal.oldest_waiting_s()), "refusals": journal.refusals()}
+    print(json.dumps(journal.counts() | facts))
     for digest, state, code, attempts in journal.troubles():
         print(f"{digest[:12]} {state} {code} after {attempts} attempts")
 

@@ -6,7 +6,6 @@ import sqlite3
 import ssl
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pynetdicom
@@ -182,26 +181,20 @@ class _LateHandshake(ssl.SSLContext):
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
     """Make the context of a listener that wants certificates of its callers."""
-    context = _LateHandshake(ssl.PROTOCOL_TLS_SERVER)
-    _load(context, files)
-    return context
+    return _loaded(_LateHandshake(ssl.PROTOCOL_TLS_SERVER), files)
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
     """Make the context of a caller that shows its certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    _load(context, files)
-    return context
+    return _loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), files)
 
 
-def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
+def _loaded(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
+    for path in (files.certificate, files.key, files.ca):
+        if not path.is_file():
+            raise ConfigError(f"TLS file {path} is missing; correct the setting")
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_cert_chain(_readable(files.certificate), _readable(files.key))
-    context.load_verify_locations(_readable(files.ca))
-
-
-def _readable(path: Path) -> Path:
-    if not path.is_file():
-        raise ConfigError(f"TLS file {path} is missing; correct the setting")
-    return path
+    context.load_cert_chain(files.certificate, files.key)
+    context.load_verify_locations(files.ca)
+    return context

@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -110,16 +110,20 @@ class Monitor:
 
     def serve(self, port: int) -> ThreadingHTTPServer:
         """Answer /metrics and /health on loopback, in threads of their own."""
-        pages: dict[str, Callable[[], tuple[int, str, bytes]]] = {
-            "/metrics": lambda: (200, "text/plain; version=0.0.4", generate_latest(self.registry)),
-            "/health": self._health,
-        }
+        monitor = self
 
         class Handler(BaseHTTPRequestHandler):
             timeout = 10
 
             def do_GET(self) -> None:
-                code, kind, body = pages.get(self.path, lambda: (404, "text/plain", b""))()
+                code, kind, body = 404, "text/plain", b""
+                if self.path == "/metrics":
+                    code, kind = 200, "text/plain; version=0.0.4"
+                    body = generate_latest(monitor.registry)
+                elif self.path == "/health":
+                    status = monitor.status()
+                    code, kind = 200 if status == "ok" else 503, "application/json"
+                    body = json.dumps({"status": status}).encode()
                 self.send_response(code)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
@@ -132,8 +136,3 @@ class Monitor:
         server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         return server
-
-    def _health(self) -> tuple[int, str, bytes]:
-        status = self.status()
-        code = 200 if status == "ok" else 503
-        return code, "application/json", json.dumps({"status": status}).encode()

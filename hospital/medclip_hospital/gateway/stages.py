@@ -31,11 +31,6 @@ _DISK_WAIT_S = 1.0
 _IDLE_S = 1.0
 
 
-def waiting_s(attempts: int) -> float:
-    """Return the time to wait after so many failures in a row before this one, seconds."""
-    return float(min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempts, 32)))
-
-
 class _KeptAnswer(ClassifyAnswer):
     """An answer in the journal: what is built and sent does not depend on later settings."""
 
@@ -157,10 +152,9 @@ class Workers:
             code = "fault"
         else:
             return "ok"
-        not_before = time.time() + waiting_s(entry.attempts)
-        is_stuck = self._journal.failed(
-            entry, code, not_before, 3600 * self._settings.give_up_hours
-        )
+        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(entry.attempts, 32))
+        give_up_s = 3600 * self._settings.give_up_hours
+        is_stuck = self._journal.failed(entry, code, time.time() + wait_s, give_up_s)
         return f"stuck_{code}" if is_stuck else code
 
     def _answer(self, entry: Entry) -> None:
