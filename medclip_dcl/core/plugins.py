@@ -85,7 +85,7 @@ class Registry(Mapping[str, _Item]):
         return len(self._items)
 
 
-_OBJECTIVE = "medclip_dcl.training.objective"
+_OBJECTIVE, _SOURCES = "medclip_dcl.training.objective", "medclip_dcl.data.sources"
 
 LOSSES: Registry[Callable[..., Any]] = Registry(
     "loss",
@@ -99,7 +99,15 @@ LOSSES: Registry[Callable[..., Any]] = Registry(
 """`objective.kind` -> the loss of one direction: `ObjectiveInputs` -> a scalar tensor with
 gradient, the mean over its anchors."""
 SOURCES: Registry[Callable[..., Any]] = Registry(
-    "source", "sources", ("mimic_cxr", "open_i", "table", "dicom", "huggingface")
+    "source",
+    "sources",
+    {
+        "mimic_cxr": f"{_SOURCES}.mimic_cxr:read_mimic_cxr",
+        "open_i": f"{_SOURCES}.open_i:read_open_i",
+        "table": f"{_SOURCES}.table:read_mapped_table",
+        "dicom": f"{_SOURCES}.readers:read_dicom_folder",
+        "huggingface": f"{_SOURCES}.huggingface:read_huggingface",
+    },
 )
 """`source.kind` -> reader: root, settings, and a function that turns path settings into paths ->
 `RawStudies`."""

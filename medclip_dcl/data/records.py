@@ -16,6 +16,7 @@ import pyarrow as pa
 from medclip_dcl.core.artifact import json_digest
 from medclip_dcl.core.errors import StudyError
 from medclip_dcl.core.files import path_under, sha256_file
+from medclip_dcl.text.mimic_sections import Sections
 
 LONGEST_REPORT = 1_000_000  # bytes of the longest report file that is read
 
@@ -41,12 +42,8 @@ class BoxTable:
     unknown: int  # boxes whose image the source does not have
 
 
-class Text(NamedTuple):
-    """Sections of one study's report."""
-
-    findings: str
-    impression: str
-    last_paragraph: str
+Text = Sections
+"""Findings, impression and last paragraph of one study's report."""
 
 
 class ReportText(NamedTuple):

@@ -204,7 +204,7 @@ def _text(study: Study, root: Path, fallback: str) -> Text | str:
         # Files are laid out as MIMIC-CXR's; a column of a table may hold any layout.
         is_file = isinstance(study.report, str)
         sections = read_sections if is_file else read_loose_sections
-        report = Text(*sections(report.text, study.study_id))
+        report = sections(report.text, study.study_id)
     return report if any(section.strip() for section in report) else "empty_report"
 
 
@@ -227,7 +227,7 @@ def parts_of_report(study: Study, root: Path, fallback: str) -> list[Part]:
     """Cut a report that is read into its parts, those that are left out as well."""
     report = _report_of(study, root, fallback)
     assert not isinstance(report, str), "a report without fault"
-    if isinstance(report, Text):
+    if not isinstance(report, ReportText):
         return [Part(name, "", body, name) for name, body in report._asdict().items() if body]
     if isinstance(study.report, str):
         return cut_release_report(report.text, study.study_id)

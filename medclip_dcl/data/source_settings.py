@@ -21,6 +21,9 @@ BoxColumn = Literal[
 ]  # fmt: skip
 
 
+_ONE = Field(min_length=1, max_length=1)
+
+
 class SourceConfig(Section):
     """Source of raw studies (`build_manifest`)."""
 
@@ -74,7 +77,7 @@ class SourceConfig(Section):
     labels: str = ""
     """Table of labels, CSV, Parquet or JSONL, relative to `root`, in place of those that the source
     has; its columns are those of `columns.labels`, else the names of `findings`. Empty: none."""
-    label_id: str | dict[Literal["study", "image"], str] = "study_id"
+    label_id: str | Annotated[dict[Literal["study", "image"], str], _ONE] = "study_id"
     """Column of the table of labels with ids of studies, ids of images, or paths of images; or such
     a column within other letters, as `CXR{uid}`. `{study: COLUMN}` or `{image: COLUMN}` where an id
     is that of a study and of another study's image."""
@@ -133,15 +136,6 @@ class SourceConfig(Section):
         mapped = {role for role, name in value.items() if not isinstance(name, str)}
         if mapped - {"labels"}:
             raise ValueError(f"name one column each for {sorted(mapped - {'labels'})}")
-        return value
-
-    @field_validator("label_id")
-    @classmethod
-    def _check_label_id(
-        cls, value: str | dict[Literal["study", "image"], str]
-    ) -> str | dict[Literal["study", "image"], str]:
-        if isinstance(value, dict) and len(value) != 1:
-            raise ValueError("name one column, of ids of studies or of images")
         return value
 
     @field_validator("findings")

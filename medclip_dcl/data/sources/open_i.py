@@ -82,7 +82,7 @@ class _Report(NamedTuple):
     headings: list[str]  # of MeSH and RadLex, by which it was indexed by hand
 
 
-def read_open_i(root: Path) -> RawStudies:
+def read_open_i(root: Path, *_others: object) -> RawStudies:
     """Read the XML reports, else a table of reports, and find their images and views.
 
     One report is one patient's. Studies stand alone where the folder holds no PNG or JPEG file.

@@ -1,14 +1,13 @@
-"""Readers of sources of studies, one per kind, and what they read, with its boxes and labels.
+"""Source of studies -> what its reader reads, with boxes and labels; a folder of DICOM files.
 
-That of DICOM files without tables or reports is here; the others have modules of their own.
+The readers of other kinds have modules of their own, which `plugins.SOURCES` names.
 """
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -18,8 +17,8 @@ from medclip_dcl.data.dicom.metadata import read_header
 from medclip_dcl.data.limits import PREAMBLE, is_dicom
 from medclip_dcl.data.records import BoxTable, ImageRecord, RawStudies, Reject, Source
 from medclip_dcl.data.source_settings import MODALITIES, Resolve, SourceConfig, find_file
-from medclip_dcl.data.sources import huggingface, mimic_cxr, open_i, table
 from medclip_dcl.data.sources.boxes import read_boxes
+from medclip_dcl.data.sources.huggingface import ROWS
 from medclip_dcl.data.sources.labels import join_labels, speak_labels
 
 _DIRECTORY = "1.2.840.10008.1.3.10"
@@ -81,16 +80,6 @@ def _files(root: Path) -> Iterator[Path]:
                 yield path
 
 
-READERS: dict[str, Callable[[Any, SourceConfig, Resolve], RawStudies]] = {
-    "mimic_cxr": mimic_cxr.read_mimic_cxr,
-    "open_i": lambda root, _settings, _resolve: open_i.read_open_i(root),
-    "table": table.read_mapped_table,
-    "dicom": read_dicom_folder,
-    "huggingface": huggingface.read_huggingface,
-}
-"""`source.kind` -> its reader, of those that are built in; see `plugins.SOURCES`."""
-
-
 def read_source(settings: SourceConfig, resolve: Resolve) -> Source:
     """Read a source; no image is decoded.
 
@@ -99,7 +88,7 @@ def read_source(settings: SourceConfig, resolve: Resolve) -> Source:
         StudyError: a table is missing or cannot be read.
     """
     root = resolve(settings.root)
-    raw = (READERS | dict(SOURCES))[settings.kind](root, settings, resolve)
+    raw: RawStudies = SOURCES[settings.kind](root, settings, resolve)
     if settings.labels:
         raw.tables["labels"] = find_file("labels", settings.labels, root, resolve)
         raw = replace(raw, labels=join_labels(raw, raw.tables["labels"], settings))
@@ -126,5 +115,5 @@ def _require_findings(labels: pa.Table, settings: SourceConfig) -> None:
 def images_root(settings: SourceConfig, resolve: Resolve) -> Path:
     """Return the folder that the image paths of a manifest are relative to."""
     if settings.kind == "huggingface":
-        return huggingface.ROWS.at(resolve("${WORK}"))
+        return ROWS.at(resolve("${WORK}"))
     return resolve(settings.root)
