@@ -6,9 +6,9 @@ JSON name the images of a study with their projections.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from xml.etree import ElementTree as ET
 
 from medclip_dcl.core.errors import StudyError
@@ -78,7 +78,7 @@ _WIDER = {
 class _Report(NamedTuple):
     study_id: str
     text: Text
-    images: list[str]  # that it names
+    images: dict[str, str]  # that it names -> view
     headings: list[str]  # of MeSH and RadLex, by which it was indexed by hand
 
 
@@ -100,13 +100,12 @@ def read_open_i(root: Path, *_others: object) -> RawStudies:
     views = _views(tables.get("projections"))
     files = _xml_files(root)
     rejects: list[Reject] = []
+    if not files and "reports" not in tables and (root / _JSON_REPORTS).is_file():
+        tables["reports"] = root / _JSON_REPORTS
     if files:
-        reports = _xml_reports(root, files, rejects)
+        reports = _xml_reports(root, files, views, rejects)
     elif "reports" in tables:
         reports = _table_reports(tables["reports"], views)
-    elif (root / _JSON_REPORTS).is_file():
-        tables["reports"] = root / _JSON_REPORTS
-        reports, views = _json_reports(tables["reports"])
     else:
         raise StudyError(
             f"source.root holds neither ecgen-radiology/*.xml nor {_REPORTS} nor {_JSON_REPORTS}"
@@ -117,11 +116,11 @@ def read_open_i(root: Path, *_others: object) -> RawStudies:
             name,
             report.study_id,
             report.study_id,
-            views.get(name, ""),
+            view,
             image_paths.get(name, f"{name}.png"),  # of no file: selection counts it as missing
         )
         for report in reports
-        for name in report.images
+        for name, view in report.images.items()
     ]
     studies = [report.study_id for report in reports]
     labels = label_table(studies, (read_headings(report.headings) for report in reports))
@@ -202,10 +201,12 @@ def _xml_files(root: Path) -> list[str]:
     return []
 
 
-def _xml_reports(root: Path, files: Iterable[str], rejects: list[Reject]) -> list[_Report]:
+def _xml_reports(
+    root: Path, files: Iterable[str], views: Mapping[str, str], rejects: list[Reject]
+) -> list[_Report]:
     reports = []
     for number, file in enumerate(files):
-        report = _xml_report(root, file)
+        report = _xml_report(root, file, views)
         if report is None:
             name = _study(Path(file).stem) or f"report-{number:06d}"
             rejects.append(Reject(name, "bad_report"))
@@ -215,7 +216,7 @@ def _xml_reports(root: Path, files: Iterable[str], rejects: list[Reject]) -> lis
     return sorted(reports, key=lambda report: int(report.study_id[3:]))
 
 
-def _xml_report(root: Path, file: str) -> _Report | None:
+def _xml_report(root: Path, file: str, views: Mapping[str, str]) -> _Report | None:
     """Read one report; None where it is elsewhere, malformed, too large, or declares anything."""
     try:
         path = path_under(root, file)
@@ -241,54 +242,47 @@ def _xml_report(root: Path, file: str) -> _Report | None:
         texts.setdefault(part.get("Label", "").upper(), []).append(words)
     findings, impression = (" ".join(texts.get(name, [])) for name in ("FINDINGS", "IMPRESSION"))
     named = (image_name(image.get("id", "")) for image in tree.iter("parentImage"))
-    images = list(dict.fromkeys(name for name in named if name))
+    images = {name: views.get(name, "") for name in named if name}
     headings = [item.text or "" for item in tree.iterfind(".//MeSH/major")]
     return _Report(study, Text(findings.strip(), impression.strip(), ""), images, headings)
 
 
-def _table_reports(path: Path, views: dict[str, str]) -> list[_Report]:
-    images: dict[str, list[str]] = {}
-    for name in views:
-        images.setdefault(_study(name.partition("_")[0]), []).append(name)
+def _table_reports(path: Path, views: Mapping[str, str]) -> list[_Report]:
+    """Read a table of reports; `views` of all images, but of JSON, whose rows have their own."""
     table = read_any(path)
-    rows = take_rows(table, path.name, ["uid", "findings", "impression"])
-    has_headings = "MeSH" in table.column_names
-    indexed = take_rows(table, path.name, ["MeSH"])["MeSH"] if has_headings else [""] * len(table)
+    texts = take_rows(table, path.name, ["uid", "findings", "impression"])
+    images: list[dict[str, str]]
+    if path.name == _JSON_REPORTS:
+        require_columns(path.name, ["mesh", "images"], table.column_names)
+        headings = table["mesh"].to_pylist()
+        images = [_json_images(row) for row in table["images"].to_pylist()]
+    else:
+        of_study: dict[str, dict[str, str]] = {}
+        for name, view in views.items():
+            of_study.setdefault(_study(name.partition("_")[0]), {})[name] = view
+        images = [of_study.get(_study(uid), {}) for uid in texts["uid"]]
+        blank = [""] * len(table)
+        indexed = take_rows(table, path.name, ["MeSH"]) if "MeSH" in table.column_names else {}
+        headings = [text.split(";") for text in indexed.get("MeSH", blank)]
     return [
-        _Report(
-            study,
-            Text(findings.strip(), impression.strip(), ""),
-            images.get(study, []),
-            headings.split(";"),
+        _Report(study, Text(findings.strip(), impression.strip(), ""), named, row or [])
+        for uid, findings, impression, named, row in zip(
+            *texts.values(), images, headings, strict=True
         )
-        for uid, findings, impression, headings in zip(*rows.values(), indexed, strict=True)
         if (study := _study(uid))
     ]
 
 
-def _json_reports(path: Path) -> tuple[list[_Report], dict[str, str]]:
-    """Read reports with their images, and the view of each image."""
-    wanted = ["uid", "findings", "impression", "mesh", "images"]
-    table = read_any(path)
-    require_columns(path.name, wanted, table.column_names)
-    texts = take_rows(table, path.name, ["uid", "findings", "impression"])
-    reports: list[_Report] = []
-    views: dict[str, str] = {}
-    lists = zip(table["mesh"].to_pylist(), table["images"].to_pylist(), strict=True)
+def _json_images(row: Any) -> dict[str, str]:
     try:
-        for uid, findings, impression, (mesh, images) in zip(*texts.values(), lists, strict=True):
-            named = {image_name(item["filename"]): item["projection"] for item in images or ()}
-            named.pop("", None)  # nothing joins a name of another form
-            views |= {name: (view or "").strip().upper() for name, view in named.items()}
-            text = Text(findings.strip(), impression.strip(), "")
-            if study := _study(uid):
-                reports.append(_Report(study, text, [*named], mesh or []))
+        named = {image_name(item["filename"]): item["projection"] or "" for item in row or ()}
+        named.pop("", None)  # nothing joins a name of another form
+        return {name: view.strip().upper() for name, view in named.items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise StudyError(
-            f"{path.name} has a row whose images are not a list of objects with filename and "
+            f"{_JSON_REPORTS} has a row whose images are not a list of objects with filename and "
             "projection, or whose mesh is not a list of words"
         ) from error
-    return reports, views
 
 
 def _images(root: Path) -> dict[str, str]:
