@@ -92,12 +92,7 @@ class Progress:
         elapsed = self._last - self._start
         rate = (self._done - self._first) / elapsed if elapsed > 0 else 0.0
         left_s = (self._total - self._done) / rate if rate else None
-        is_json = writes_json()
-        line = self._as_json(rate, left_s) if is_json else self._in_words(rate, elapsed, left_s)
-        print(line, file=self._stream, flush=True)
-
-    def _as_json(self, rate: float, left_s: float | None) -> str:
-        line = {
+        facts = {
             "progress": self._label,
             "done": self._done,
             "total": self._total,
@@ -106,7 +101,8 @@ class Progress:
             "left_s": None if left_s is None else round(left_s),
             **{name: round(value, 5) for name, value in self._figures.items()},
         }
-        return json.dumps(line)
+        line = json.dumps(facts) if writes_json() else self._in_words(rate, elapsed, left_s)
+        print(line, file=self._stream, flush=True)
 
     def _in_words(self, rate: float, elapsed: float, left_s: float | None) -> str:
         share = f" ({self._done / self._total:.0%})" if self._total else ""

@@ -129,12 +129,18 @@ def _parts(name: str) -> list[str]:
 
 
 def _role_values(table: pa.Table, name: str, file: str, *, listed: bool = False) -> list[_Cell]:
-    """Make a value for each row: of a column, made from several, or the same in all."""
+    """Make a value for each row, or a list: of a column, made from several, or the same in all."""
     if name.startswith(CONSTANT):
         return [name.removeprefix(CONSTANT)] * table.num_rows
     if table_files.FIELD.search(name) or not listed:
         return list(table_files.fill_pattern(table, file, name))
-    return _cells(table.column(name), file, name)
+    column = table.column(name)
+    if not table_files.is_list(column.type):
+        return list(table_files.strings(column, file, name))
+    if pa.types.is_nested(column.type.value_type):
+        raise StudyError(f"column {name!r} of {file} holds lists of lists; map a simpler column")
+    lists = column.cast(pa.list_(pa.string())).to_pylist()
+    return [[value or "" for value in values or ()] for values in lists]
 
 
 def mapped_columns(settings: SourceConfig) -> tuple[list[str], str]:
@@ -152,16 +158,6 @@ def _mapped_roles(settings: SourceConfig) -> tuple[dict[str, str], dict[str, str
     named = "" if settings.labels else settings.columns.get("labels", "")
     of_labels = [named] if isinstance(named, str) else list(dict.fromkeys(named.values()))
     return names, boxed, [name for name in of_labels if name]
-
-
-def _cells(column: pa.ChunkedArray, file: str, name: str) -> list[_Cell]:
-    # Strings, or lists of strings; empty where null.
-    if not table_files.is_list(column.type):
-        return list(table_files.strings(column, file, name))
-    if pa.types.is_nested(column.type.value_type):
-        raise StudyError(f"column {name!r} of {file} holds lists of lists; map a simpler column")
-    lists = column.cast(pa.list_(pa.string())).to_pylist()
-    return [[value or "" for value in values or ()] for values in lists]
 
 
 def _require_roles(
