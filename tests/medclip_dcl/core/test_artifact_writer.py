@@ -5,14 +5,22 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from medclip_dcl.core.artifact import HEADER, make_fingerprint, open_artifact, remove_retired
+from medclip_dcl.core.artifact import (
+    HEADER,
+    ArtifactType,
+    make_fingerprint,
+    open_artifact,
+    remove_retired,
+)
 from medclip_dcl.core.artifact_writer import (
+    ArtifactWriter,
     changed_code,
     map_resumable,
     remove_resumable,
@@ -23,22 +31,28 @@ from medclip_dcl.core.files import STAGED, write_text
 from tests.support.headers import ARTIFACT, COSTLY, made_by_other_code, make
 
 
+def begin(
+    path: Path, kind: ArtifactType = ARTIFACT, *, same_code: bool = False, **settings: object
+) -> AbstractContextManager[ArtifactWriter]:
+    """Begin to write an artifact of some settings, or go on with its draft."""
+    return write_artifact(path, kind, make_fingerprint(kind, settings, {}), same_code=same_code)
+
+
 def test_a_draft_is_resumed_by_its_recipe_alone_and_seals_nothing_half_written(tmp_path) -> None:
     path = tmp_path / "above" / "thing"
-    fingerprint = make_fingerprint(ARTIFACT, {"a": 1}, {})
-    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+    with begin(path, a=1) as writer:
         write_text(writer.directory / "part.txt", "done")
     assert not path.exists()
-    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+    with begin(path, a=1) as writer:
         assert writer.resumed
         assert (writer.directory / "part.txt").read_text() == "done"
-    with write_artifact(path, ARTIFACT, make_fingerprint(ARTIFACT, {"a": 2}, {})) as writer:
+    with begin(path, a=2) as writer:
         assert not writer.resumed
         assert not (writer.directory / "part.txt").exists()
-    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+    with begin(path, a=1) as writer:
         write_text(writer.directory / "part.txt", "done")
         (writer.directory / f"{STAGED}part.txt.abc").write_text("do")
-    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+    with begin(path, a=1) as writer:
         assert writer.resumed
         assert set(writer.commit({}).files) == {"part.txt"}
 
@@ -52,7 +66,7 @@ def test_a_draft_that_does_not_say_what_it_is_of_is_begun_again(tmp_path, note, 
     for name, text in (("draft.json", note), (HEADER, header), ("part.txt", "half")):
         if text is not None:
             write_text(draft / name, text)
-    with write_artifact(tmp_path / "thing", ARTIFACT, make_fingerprint(ARTIFACT, {}, {})) as writer:
+    with begin(tmp_path / "thing") as writer:
         assert not writer.resumed
         assert not (draft / "part.txt").exists()
 
@@ -63,9 +77,8 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("step", range(1, 5))
 def test_a_draft_outlives_a_kill_at_every_step_of_sealing(tmp_path, monkeypatch, step):
-    path, fingerprint = tmp_path / "thing", make_fingerprint(ARTIFACT, {"a": 1}, {})
+    path, steps = tmp_path / "thing", 0
     make(path, text="old")
-    steps = 0
 
     def dies(real):  # type: ignore[no-untyped-def]
         def one(*args, **more):  # type: ignore[no-untyped-def]
@@ -77,7 +90,7 @@ def test_a_draft_outlives_a_kill_at_every_step_of_sealing(tmp_path, monkeypatch,
 
         return one
 
-    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+    with begin(path, a=1) as writer:
         write_text(writer.directory / "data.txt", "done")
         with monkeypatch.context() as patch:
             for name in ("replace", "unlink"):
@@ -85,7 +98,7 @@ def test_a_draft_outlives_a_kill_at_every_step_of_sealing(tmp_path, monkeypatch,
             patch.setattr(shutil, "rmtree", dies(shutil.rmtree))
             with pytest.raises(Killed):
                 writer.commit({})
-    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+    with begin(path, a=1) as writer:
         assert writer.resumed
         assert (writer.directory / "data.txt").read_text() == "done"
         assert set(writer.commit({}).files) == {"data.txt"}
@@ -94,27 +107,23 @@ def test_a_draft_outlives_a_kill_at_every_step_of_sealing(tmp_path, monkeypatch,
 
 def test_a_costly_draft_of_another_recipe_or_format_is_refused_by_name_and_kept(tmp_path):
     path = tmp_path / "thing"
-    with write_artifact(path, COSTLY, make_fingerprint(COSTLY, {"a": 1}, {})):
+    with begin(path, COSTLY, a=1):
         pass
-    with write_artifact(path, COSTLY, make_fingerprint(COSTLY, {"a": 2}, {})) as writer:
+    with begin(path, COSTLY, a=2) as writer:
         assert not writer.resumed  # nothing was lost: the first draft was empty
         write_text(writer.directory / "part.txt", "hours")
-    with (
-        pytest.raises(ArtifactStale, match=r"settings\.a: 2 -> 3.*delete that folder"),
-        write_artifact(path, COSTLY, make_fingerprint(COSTLY, {"a": 3}, {})),
-    ):
+    words = r"settings\.a: 2 -> 3.*delete that folder"
+    with pytest.raises(ArtifactStale, match=words), begin(path, COSTLY, a=3):
         pass
-    with write_artifact(path, COSTLY, make_fingerprint(COSTLY, {"a": 2}, {})) as writer:
+    with begin(path, COSTLY, a=2) as writer:
         assert writer.resumed
         assert (writer.directory / "part.txt").read_text() == "hours"
     draft = tmp_path / ".other.draft"
     draft.mkdir()
     write_text(draft / "recipe.json", "{}")
     write_text(draft / "part.txt", "hours")
-    with (
-        pytest.raises(ArtifactStale, match=r"by an earlier version.*delete that folder"),
-        write_artifact(tmp_path / "other", COSTLY, make_fingerprint(COSTLY, {}, {})),
-    ):
+    words = r"by an earlier version.*delete that folder"
+    with pytest.raises(ArtifactStale, match=words), begin(tmp_path / "other", COSTLY):
         pass
     assert (draft / "part.txt").read_text() == "hours"
 
@@ -147,7 +156,7 @@ def test_an_old_artifact_left_after_the_commit_goes_once_the_new_one_is_reused(
         patch.setattr(shutil, "rmtree", lambda *_args, **_options: None)  # killed before it
         new = make(path, text="new", a=1)
     assert retired.is_dir()
-    with write_artifact(path, ARTIFACT, new.fingerprint):  # another process is writing
+    with begin(path, a=1):  # another process is writing
         remove_retired(path)
     assert retired.is_dir()
     path.rename(tmp_path / "away")
@@ -173,17 +182,13 @@ def test_between_two_renames_the_old_artifact_still_opens(tmp_path, monkeypatch)
         with pytest.raises(ArtifactUnwritable):
             make(tmp_path / "thing", text="new", a=2)
     assert not (tmp_path / "thing").exists()
-    with write_artifact(
-        tmp_path / "thing", ARTIFACT, make_fingerprint(ARTIFACT, {"a": 2}, {})
-    ) as draft:
+    with begin(tmp_path / "thing", a=2) as draft:
         assert draft.resumed
         found = open_artifact(tmp_path / "thing", ARTIFACT)
         assert (found.digest, found.path.name) == (old.digest, ".thing.retired")  # not its to move
     found = open_artifact(tmp_path / "thing", ARTIFACT)
     assert (found.digest, found.path) == (old.digest, tmp_path / "thing")  # nobody writes it now
-    with write_artifact(
-        tmp_path / "thing", ARTIFACT, make_fingerprint(ARTIFACT, {"a": 2}, {})
-    ) as draft:
+    with begin(tmp_path / "thing", a=2) as draft:
         draft.commit({})
     assert open_artifact(tmp_path / "thing", ARTIFACT).file("data.txt").read_text() == "new"
     assert {path.name for path in tmp_path.iterdir()} == {"thing", ".thing.lock"}
@@ -199,11 +204,10 @@ def test_an_old_artifact_that_a_kill_left_is_not_read_in_place_of_the_new(tmp_pa
 
 
 def test_second_writer_is_refused(tmp_path: Path) -> None:
-    fingerprint = make_fingerprint(ARTIFACT, {}, {})
     with (
-        write_artifact(tmp_path / "thing", ARTIFACT, fingerprint),
+        begin(tmp_path / "thing"),
         pytest.raises(ArtifactError, match="another process"),
-        write_artifact(tmp_path / "thing", ARTIFACT, fingerprint),
+        begin(tmp_path / "thing"),
     ):
         pass
 
@@ -254,14 +258,13 @@ def test_an_artifact_knows_the_code_that_made_it_and_stays_valid(tmp_path):
 def test_a_draft_of_other_code_is_resumed_unless_the_same_is_asked_for(
     tmp_path: Path, *, same_code: bool, digest: str | None
 ) -> None:
-    fingerprint = make_fingerprint(ARTIFACT, {}, {})
-    with write_artifact(tmp_path / "thing", ARTIFACT, fingerprint) as writer:
+    with begin(tmp_path / "thing") as writer:
         note = writer.directory / "draft.json"
         draft = json.loads(note.read_text())
         if digest:
             draft["code"]["medclip_dcl/core/files.py"] = digest
             note.write_text(json.dumps(draft))
-    with write_artifact(tmp_path / "thing", ARTIFACT, fingerprint, same_code=same_code) as writer:
+    with begin(tmp_path / "thing", same_code=same_code) as writer:
         assert writer.resumed is not (same_code and digest is not None)
         write_text(writer.directory / "data.txt", "content")
         assert set(writer.commit({}).files) == {"data.txt"}

@@ -43,17 +43,12 @@ from tests.support.dicom import J2K, JPEG_LS, dicom_bytes, ramp, raster_bytes, r
 CONFIG = ImagesConfig()
 
 
-@pytest.mark.parametrize("form", ["L", "I;16"])
-def test_png_keeps_its_bits(form: str) -> None:
-    stored = ramp(top=255).astype(np.uint8) if form == "L" else ramp(top=60000)
-    image = open_image(raster_bytes(stored, "png"))
-    assert np.array_equal(image.pixels, scaled(stored))
-    assert image.bits_stored == (8 if form == "L" else 16)
-
-
-def test_colours_of_a_png_become_luma() -> None:
-    colours = np.zeros((1, 3, 3), dtype=np.uint8)
-    colours[0, 0], colours[0, 1], colours[0, 2] = (0, 0, 0), (0, 255, 0), (255, 255, 255)
+def test_a_png_keeps_its_bits_and_colours_become_luma() -> None:
+    for stored, bits in ((ramp(top=255).astype(np.uint8), 8), (ramp(top=60000), 16)):
+        image = open_image(raster_bytes(stored, "png"))
+        assert np.array_equal(image.pixels, scaled(stored))
+        assert image.bits_stored == bits
+    colours = np.array([[(0, 0, 0), (0, 255, 0), (255, 255, 255)]], np.uint8)
     image = open_image(raster_bytes(colours, "png"))
     assert image.pixels[0, 1] == round(150 / 255 * 65535)  # 0.587 x 255, BT.601
 
