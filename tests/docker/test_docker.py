@@ -15,40 +15,31 @@ from api.auth import is_loopback
 from api.settings import ServeSettings, read_service_settings
 from medclip_hospital.gateway.settings import read_gateway_settings
 from tests.house.budgets import measured
-from tests.house.tree import imported_by, syntax
+from tests.house.tree import ROOT, imported_by, syntax
 
-ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
-SERVICES = ("cpu", "gpu", "proxy")
-WATCHERS = ("prometheus", "grafana")
-HOSPITAL = ("gateway", "orthanc", "viewer")
+SERVICES = ("cpu", "gpu", "proxy", "prometheus", "grafana", "gateway", "orthanc", "viewer")
 PINNED = re.compile(r"^([\w.-]+)==([\w.]+)", re.MULTILINE)
 
 
-@pytest.fixture(scope="module")
-def compose() -> dict[str, Any]:
-    return yaml.safe_load((DOCKER / "compose.yaml").read_text())
+COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 
 
-@pytest.fixture(scope="module")
-def dockerfile() -> list[tuple[str, str]]:
+def read_dockerfile() -> list[tuple[str, str]]:
     """Instructions in order, continued lines joined, comments left out."""
     text = re.sub(r"^#.*\n", "", (DOCKER / "Dockerfile").read_text(), flags=re.MULTILINE)
     lines = [line for line in text.replace("\\\n", " ").splitlines() if line.strip()]
     return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in lines]
 
 
-def last_stage(dockerfile: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    starts = [index for index, (word, _) in enumerate(dockerfile) if word == "FROM"]
-    assert len(starts) == 2
-    return dockerfile[starts[-1] :]
+DOCKERFILE = read_dockerfile()
+_, FROM = (index for index, (word, _) in enumerate(DOCKERFILE) if word == "FROM")
+LAST_STAGE = DOCKERFILE[FROM:]
 
 
-def environment(dockerfile: list[tuple[str, str]]) -> dict[str, str]:
-    words = [
-        word for name, rest in last_stage(dockerfile) if name == "ENV" for word in shlex.split(rest)
-    ]
-    return dict(word.split("=", 1) for word in words)
+def locked(file: str) -> set[tuple[str, str]]:
+    """Names and versions of a lock."""
+    return set(PINNED.findall((ROOT / file).read_text()))
 
 
 def test_the_images_install_what_the_service_s_own_modules_import() -> None:
@@ -64,16 +55,15 @@ def test_the_images_install_what_the_service_s_own_modules_import() -> None:
         for name in imported_by(node)
     }
     for device in ("cpu", "gpu"):
-        packages = PINNED.findall((DOCKER / f"{device}.lock").read_text())
-        installed = {canonicalize_name(name) for name, _ in packages}
+        installed = {canonicalize_name(name) for name, _ in locked(f"docker/{device}.lock")}
         for name in imported - {"api", "medclip_dcl"}:
             owners = {canonicalize_name(owner) for owner in distributions.get(name, [])}
             assert not owners or owners & installed, (device, name)
 
 
-@pytest.mark.parametrize("name", [*SERVICES, *WATCHERS, *HOSPITAL])
-def test_every_container_is_hardened(compose: dict[str, Any], name: str) -> None:
-    service = compose["services"][name]
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_container_is_hardened_and_reads_the_hosts_folders(name: str) -> None:
+    service = COMPOSE["services"][name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
@@ -88,18 +78,14 @@ def test_every_container_is_hardened(compose: dict[str, Any], name: str) -> None
     longest_s = ServeSettings(model="m").drain_s
     assert int(service["stop_grace_period"].removesuffix("s")) > longest_s
     assert not service.keys() & {"privileged", "cap_add", "network_mode", "pid", "devices"}
-
-
-@pytest.mark.parametrize("name", [*SERVICES, *WATCHERS, *HOSPITAL])
-def test_every_folder_of_the_host_is_mounted_read_only(compose: dict[str, Any], name: str) -> None:
-    bound = [item for item in compose["services"][name]["volumes"] if item["type"] == "bind"]
+    bound = [item for item in service["volumes"] if item["type"] == "bind"]
     assert bound
     assert all(volume["read_only"] is True for volume in bound)
     assert "docker.sock" not in str(bound)
 
 
-def test_what_people_open_is_published_on_loopback_and_nothing_else(compose):
-    services = compose["services"]
+def test_what_people_open_is_published_on_loopback_and_nothing_else():
+    services = COMPOSE["services"]
     published = {name: item["ports"] for name, item in services.items() if "ports" in item}
     assert set(published) == {"proxy", "grafana", "orthanc", "viewer"}
     assert services["orthanc"]["ports"] == ["127.0.0.1:4242:4242"]  # DICOM, not its own pages
@@ -112,68 +98,65 @@ def test_what_people_open_is_published_on_loopback_and_nothing_else(compose):
     }.items():
         assert set(services[name]["networks"]) == networks
     for name in ("inside", "watching"):
-        network = compose["networks"][name]
+        network = COMPOSE["networks"][name]
         assert network["internal"] is True
         assert network["driver_opts"] == {"com.docker.network.bridge.inhibit_ipv4": "true"}
 
 
-def test_keys_are_in_a_folder_and_no_variables(compose: dict[str, Any]) -> None:
+def test_keys_are_in_a_folder_and_no_variables_and_these_are_settings() -> None:
     for name in ("cpu", "gpu"):
-        sources = {item["target"]: item["source"] for item in compose["services"][name]["volumes"]}
+        service = COMPOSE["services"][name]
+        sources = {item["target"]: item["source"] for item in service["volumes"]}
         assert sources["/run/secrets"] == "./secrets"  # a file that is renamed in it is seen
-        assert not [key for key in compose["services"][name]["environment"] if "KEY" in key]
+        given = {key: str(value) for key, value in service["environment"].items()}
+        assert not [key for key in given if "KEY" in key]
+        read_service_settings(DOCKER / "serve.yaml", given)
     ignored = (DOCKER / ".gitignore").read_text().split()
     assert "secrets/" in ignored
 
 
-def test_variables_of_the_containers_are_settings(compose: dict[str, Any]) -> None:
-    for name in ("cpu", "gpu"):
-        given = {key: str(value) for key, value in compose["services"][name]["environment"].items()}
-        read_service_settings(DOCKER / "serve.yaml", given)
-
-
-def test_the_container_asks_for_a_key(dockerfile: list[tuple[str, str]]) -> None:
+def test_the_container_asks_for_a_key() -> None:
     settings = read_service_settings(DOCKER / "serve.yaml", {})
     assert settings.key_file == "/run/secrets/api_key"
     assert not settings.allow_anonymous
-    (entry,) = (rest for name, rest in last_stage(dockerfile) if name == "ENTRYPOINT")
+    (entry,) = (rest for name, rest in LAST_STAGE if name == "ENTRYPOINT")
     assert '"--config", "/app/serve.yaml"' in entry
 
 
-def test_the_image_fetches_nothing_and_leaves_settings_alone(dockerfile):
-    given = environment(dockerfile)
+def test_the_image_fetches_nothing_and_leaves_settings_alone():
+    words = [word for name, rest in LAST_STAGE if name == "ENV" for word in shlex.split(rest)]
+    given = dict(word.split("=", 1) for word in words)
     assert given["HF_HUB_OFFLINE"] == given["TRANSFORMERS_OFFLINE"] == "1"
     # The service sets up its memory itself.
     assert not [name for name in given if name.startswith(("MEDCLIP_", "MALLOC_"))]
 
 
-def test_packages_come_from_the_lock_by_hash(dockerfile: list[tuple[str, str]]) -> None:
-    installs = [part for _, rest in dockerfile for part in rest.split("&&") if " install " in part]
+def test_packages_come_from_the_lock_by_hash() -> None:
+    installs = [part for _, rest in DOCKERFILE for part in rest.split("&&") if " install " in part]
     packages = [part for part in installs if "pip" in part]
     assert len(packages) == 2
     assert all("--require-hashes" in part for part in packages)
-    assert not any(name == "ADD" or "curl" in rest or "wget" in rest for name, rest in dockerfile)
+    assert not any(name == "ADD" or "curl" in rest or "wget" in rest for name, rest in DOCKERFILE)
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu"])
 def test_the_image_has_the_versions_of_the_lock(name: str) -> None:
-    locked = set(PINNED.findall((ROOT / "requirements.lock").read_text()))
-    own = set(PINNED.findall((DOCKER / f"{name}.lock").read_text()))
-    assert len(own & locked) > 50
+    ours, own = locked("requirements.lock"), locked(f"docker/{name}.lock")
+    assert len(own & ours) > 50
     # The project's lock leaves CUDA to torch, and holds torch where it has no newer CPU build.
-    others = {item for item, _ in own - locked}
+    others = {item for item, _ in own - ours}
     assert all(item.startswith(("nvidia-", "cuda-", "triton", "torch")) for item in others)
     assert bool(others) == (name == "gpu")
-    assert Version(dict(own)["torch"]) >= Version(dict(locked)["torch"])
+    assert Version(dict(own)["torch"]) >= Version(dict(ours)["torch"])
 
 
-def test_the_builder_sees_code_alone(dockerfile: list[tuple[str, str]]) -> None:
+def test_the_builder_sees_code_alone() -> None:
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] != "#"]
     assert lines[0] == "*"
     allowed = {line[1:] for line in lines if line.startswith("!")}
     copied = {
         source
-        for name, rest in dockerfile
+        for name, rest in DOCKERFILE
         if name == "COPY" and "--from" not in rest
         for source in rest.split()[:-1]
     }
@@ -203,7 +186,6 @@ def test_the_gateway_s_settings_are_valid_and_its_image_has_the_versions_of_the_
     settings = read_gateway_settings(DOCKER / "hospital/gateway.yaml", {})
     assert settings.plain  # said, since the network is that of the containers alone
     assert str(settings.spool) == "/spool"
-    locked = set(PINNED.findall((ROOT / "requirements.lock").read_text()))
-    own = set(PINNED.findall((DOCKER / "hospital/gateway.lock").read_text()))
-    assert own <= locked
+    own = locked("docker/hospital/gateway.lock")
+    assert own <= locked("requirements.lock")
     assert "torch" not in {name for name, _ in own}

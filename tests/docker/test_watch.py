@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 import yaml
 
 from api.logging import Metrics
+from tests.support.processes import ROOT, ended
 
-ROOT = Path(__file__).parents[2]
 WATCH = ROOT / "docker/watch"
 DASHBOARD = json.loads((WATCH / "grafana/dashboards/medclip.json").read_text())
 
@@ -28,14 +27,8 @@ def expressions() -> list[str]:
 
 
 def test_every_metric_that_is_asked_for_exists() -> None:
-    known = {
-        name
-        for family in Metrics().registry.collect()
-        for name in (
-            family.name,
-            *(f"{family.name}_{end}" for end in ("total", "bucket", "sum", "count")),
-        )
-    }
+    ends = ("", "_total", "_bucket", "_sum", "_count")
+    known = {family.name + end for family in Metrics().registry.collect() for end in ends}
     asked = {name for text in expressions() for name in re.findall(r"medclip_\w+", text)}
     assert len(asked) > 8
     assert asked <= known
@@ -46,17 +39,13 @@ def test_promtool_accepts_the_rules_and_they_fire_where_they_should(tmp_path: Pa
     shutil.copytree(WATCH, tmp_path, dirs_exist_ok=True)
     shutil.copy(Path(__file__).with_name("alerts_test.yaml"), tmp_path)
     shown = [text.replace("$__rate_interval", "5m") for text in expressions()]
-    asked = {"groups": [{"name": "asked", "rules": []}]}
-    asked["groups"][0]["rules"] = [
-        {"record": f"asked:{number}", "expr": text} for number, text in enumerate(shown)
-    ]
-    (tmp_path / "asked.yaml").write_text(yaml.safe_dump(asked))
+    asked = [{"record": f"asked:{number}", "expr": text} for number, text in enumerate(shown)]
+    groups = {"groups": [{"name": "asked", "rules": asked}]}
+    (tmp_path / "asked.yaml").write_text(yaml.safe_dump(groups))
     for words in (
         ("check", "config", "--syntax-only", "prometheus.yaml"),
         ("check", "rules", "alerts.yaml", "asked.yaml"),
         ("test", "rules", "alerts_test.yaml"),
     ):
-        done = subprocess.run(
-            ["promtool", *words], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+        done = ended(["promtool", *words], cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from pipelines.__main__ import COMMANDS
 from pipelines.config import Config
 from tests.house.loaded import FIRST_LOSS
-from tests.house.tree import HOSPITAL, ROOT, SHIPPED, modules, tracked
+from tests.house.tree import HOSPITAL, ROOT, SHIPPED, files, modules, name_of, tracked
 
 LOADING = {
     "pipelines.train": "pipelines.train",
@@ -39,11 +39,14 @@ def figures() -> dict[str, int]:
     """Every figure of `budgets.yaml` as it is now."""
     shipped = modules(*SHIPPED, "client")
     pages = tracked(".md")
+    names = (name_of(path) for path in files() if not name_of(path).startswith("."))
+    folders = {name.split("/")[0] for name in names if "/" in name}
     answers = measured(*LOADING.values(), FIRST_LOSS)
     loads = {
         figure: [Path(file) for file in answers[module]["files"].values()]
         for figure, module in LOADING.items()
     }
+    circles = [group for group in nx.strongly_connected_components(imports()) if len(group) > 1]
     return {
         "shipped lines": lines_of(*shipped),
         "shipped modules": len(shipped),
@@ -55,10 +58,10 @@ def figures() -> dict[str, int]:
         "commands": sum(map(len, COMMANDS.values())),
         "Markdown files": len(pages),
         "Markdown words": sum(len(page.read_text(encoding="utf-8").split()) for page in pages),
-        "visible folders": len({path.relative_to(ROOT).parts[0] for path in _in_visible_folders()}),
+        "visible folders": len(folders),
         "lines of pipelines.train": lines_of(*loads["pipelines.train"]),
-        **{f"modules of {figure}": _count(files) for figure, files in loads.items()},
-        "largest circle of files": max(map(len, circles()), default=0),
+        **{f"modules of {figure}": _count(loaded) for figure, loaded in loads.items()},
+        "largest circle of files": max(map(len, circles), default=0),
         "modules down to the first loss": len(answers[FIRST_LOSS]),
     }
 
@@ -94,15 +97,8 @@ def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def _in_visible_folders() -> Iterator[Path]:
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout
-    return (ROOT / name for name in listed.splitlines() if "/" in name and name[0] != ".")
-
-
-def _count(files: Iterable[Path]) -> int:
-    return sum(file.name != "__init__.py" for file in files)
+def _count(paths: Iterable[Path]) -> int:
+    return sum(path.name != "__init__.py" for path in paths)
 
 
 @functools.cache
@@ -114,8 +110,8 @@ def measured(*names: str) -> dict[str, Any]:
         return {name: json.loads((Path(folder) / name).read_text("utf-8")) for name in names}
 
 
-def circles() -> Iterator[set[str]]:
-    """Groups of two or more files that import one another anywhere, in functions too."""
+def imports() -> "nx.DiGraph[str]":
+    """Which file imports which other anywhere, in functions too."""
     built = grimp.build_graph(*SHIPPED, cache_dir=None)
     graph = nx.DiGraph(
         (name, other)
@@ -123,7 +119,7 @@ def circles() -> Iterator[set[str]]:
         for other in built.find_modules_directly_imported_by(name)
     )
     assert graph.number_of_edges() > 300
-    yield from (group for group in nx.strongly_connected_components(graph) if len(group) > 1)
+    return graph
 
 
 if __name__ == "__main__":

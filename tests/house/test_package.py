@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tomllib
@@ -16,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.tree import ROOT, SHIPPED, imported_by, modules, syntax
+from tests.house.tree import ROOT, SHIPPED, files, imported_by, modules, name_of, syntax
+from tests.support.processes import ended, options
 from tests.support.service import png
 from tests.support.stub_service import FINDINGS, stub_service
 
@@ -62,23 +62,11 @@ def test_what_is_imported_is_declared() -> None:
 
 def tracked_copy(folder: Path) -> Path:
     """Copy what git knows, so that the build leaves nothing in the checkout."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    for name in filter(None, listed.stdout.split("\0")):
-        if (ROOT / name).is_file() and name.split("/")[0] not in {"tests", "benchmarks"}:
+    for name in map(name_of, files()):
+        if name.split("/")[0] not in {"tests", "benchmarks"}:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
     return folder
-
-
-def build(source: Path, output: Path) -> tuple[Path, Path]:
-    """Build an sdist, and the wheel from it, as `python -m build` does."""
-    sdist = made("build_sdist", source, output)
-    unpacked = output / "unpacked"
-    shutil.unpack_archive(sdist, unpacked, filter="data")
-    return sdist, made("build_wheel", next(unpacked.iterdir()), output)
 
 
 def made(what: str, source: Path, output: Path) -> Path:
@@ -88,9 +76,8 @@ def made(what: str, source: Path, output: Path) -> Path:
         "print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
     )
     output.mkdir(exist_ok=True)
-    command = [sys.executable, "-W", "ignore", "-c", make, what, str(output)]
-    done = subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
-    return output / done.stdout.split()[-1]
+    printed = run([sys.executable, "-W", "ignore", "-c", make, what, output], source)
+    return output / printed.split()[-1]
 
 
 def environment_with(wheel: Path, folder: Path, packages: Sequence[str]) -> Path:
@@ -99,47 +86,41 @@ def environment_with(wheel: Path, folder: Path, packages: Sequence[str]) -> Path
     (site,) = (folder / "lib").glob("python3*/site-packages")
     lines = "\n".join(packages)
     (site / "borrowed.pth").write_text(f"{lines}\n")
-    install(wheel, folder / "bin")
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "install"]
+    run([*pip, "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", wheel], folder)
     return folder / "bin"
 
 
-def install(wheel: Path, binaries: Path) -> None:
-    """Put a wheel alone into an environment."""
-    pip = [sys.executable, "-m", "pip", "--python", str(binaries / "python")]
-    options = ["install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
-    subprocess.run([*pip, *options, str(wheel)], check=True, capture_output=True)
-
-
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build an sdist, and the wheel from it, as `python -m build` does."""
     folder = tmp_path_factory.mktemp("package")
-    return build(tracked_copy(folder / "source"), folder / "dist")
+    sdist = made("build_sdist", tracked_copy(folder / "source"), folder / "dist")
+    shutil.unpack_archive(sdist, folder / "unpacked", filter="data")
+    return made("build_wheel", next((folder / "unpacked").iterdir()), folder / "dist")
 
 
 @pytest.fixture(scope="module")
-def binaries(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def binaries(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = sysconfig.get_paths()["purelib"]
-    return environment_with(built[1], tmp_path_factory.mktemp("environment") / "venv", [site])
+    return environment_with(wheel, tmp_path_factory.mktemp("environment") / "venv", [site])
 
 
 def run(command: Sequence[object], folder: Path) -> str:
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=folder, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = ended(command, cwd=folder, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_the_wheel_has_one_name_and_all_that_a_run_needs(built: tuple[Path, Path]) -> None:
-    names = zipfile.ZipFile(built[1]).namelist()
+def test_the_wheel_has_one_name_and_all_that_a_run_needs(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert tops == {"medclip_dcl"}
     for folder, pattern in (("pipelines", "*.py"), ("api", "**/*"), ("configs", "**/*.yaml")):
         for path in (ROOT / folder).glob(pattern):
             if path.is_file() and path.suffix not in {".pyc", ".md"}:
-                assert f"medclip_dcl/{path.relative_to(ROOT)}" in names
+                assert f"medclip_dcl/{name_of(path)}" in names
     assert "medclip_dcl/py.typed" in names
 
 
@@ -150,9 +131,8 @@ def test_the_loss_and_the_image_gate_run_from_an_empty_folder(binaries, tmp_path
 
 
 def test_the_demo_begins_in_an_empty_folder(binaries: Path, tmp_path: Path) -> None:
-    jobs = '["generate_studies","build_manifest","prepare_images","write_report"]'
-    sizes = [f"jobs={jobs}", "generate.patients=4"]
-    words = [word for size in (*sizes, "generate.size_px=64") for word in ("--set", size)]
+    jobs = '["generate_studies","build_manifest","write_report"]'
+    words = options([f"jobs={jobs}", "generate.patients=4", "generate.size_px=64"])
     run([binaries / "medclip", "demo", *words], tmp_path)
     assert (tmp_path / "runs/demo/report.html").is_file()
     assert "report" in run([binaries / "medclip", "show", "demo"], tmp_path)
@@ -176,8 +156,8 @@ def borrow(names: Sequence[str], binaries: Path) -> None:
                 (site / source.name).symlink_to(source)
 
 
-def test_the_light_install_runs_the_page_of_the_losses(built, tmp_path):
-    binaries = environment_with(built[1], tmp_path / "venv", [])
+def test_the_light_install_runs_the_page_of_the_losses(wheel, tmp_path):
+    binaries = environment_with(wheel, tmp_path / "venv", [])
     borrow(OF_THE_BASE, binaries)
     page = (ROOT / "medclip_dcl/losses/README.md").read_text("utf-8")
     examples = re.findall(r"```python\n(.+?)```", page, re.DOTALL)

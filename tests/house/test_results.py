@@ -13,11 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.house.documents import RUN
-
-ROOT = Path(__file__).parents[2]
-KEPT = ROOT / "benchmarks" / "results"
-PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
+from tests.house.documents import RESULT_PAGES, RESULTS, RUN
 
 NOT_KEPT = {
     ("index.md", "The demo learns"),
@@ -58,7 +54,7 @@ def numbers(tree: Any) -> Iterator[float]:
 
 
 def kept_numbers(file: str) -> set[float]:
-    text = (KEPT / file).read_text(encoding="utf-8")
+    text = (RESULTS / file).read_text(encoding="utf-8")
     lines = text.splitlines() if file.endswith(".jsonl") else [text]
     return {abs(value) for line in lines for value in numbers(json.loads(line))}
 
@@ -93,14 +89,14 @@ def sections(page: Path) -> dict[str, str]:
     return dict(zip(parts[1::2], texts, strict=True))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", RESULT_PAGES, ids=lambda page: page.stem)
 def test_figures_of_tables_are_those_that_were_kept(page: Path) -> None:
     without = {name for file, name in NOT_KEPT | COMPUTED if file == page.name}
     assert {name: found for name, found in missing(page).items() if name not in without} == {}
 
 
 def test_sections_without_a_kept_output_say_so() -> None:
-    texts = {page.name: sections(page) for page in PAGES}
+    texts = {page.name: sections(page) for page in RESULT_PAGES}
     for file, name in NOT_KEPT | COMPUTED:
         assert name in texts[file]
     silent = [(file, name) for file, name in NOT_KEPT if "not kept" not in texts[file][name]]
@@ -108,7 +104,7 @@ def test_sections_without_a_kept_output_say_so() -> None:
 
 
 def test_a_met_target_is_met_by_its_figure() -> None:
-    for file in sorted(KEPT.glob("*.json")):
+    for file in sorted(RESULTS.glob("*.json")):
         kept = json.loads(file.read_text(encoding="utf-8"))
         trees = (kept, *kept.get("others", {}).values())
         bars = ((tree, *bar) for tree in trees for bar in tree.get("bars", {}).items())

@@ -2,10 +2,10 @@
 
 import ast
 import functools
-import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import ROOT, ended
+
 SHIPPED = ("medclip_dcl", "pipelines", "api")
 """Folders that the wheel has."""
 HOSPITAL = "hospital/medclip_hospital"
@@ -14,18 +14,16 @@ CODE = (*SHIPPED, HOSPITAL, "benchmarks", "tests/support")
 
 
 @functools.cache
+def files() -> tuple[Path, ...]:
+    """Files under version control, or about to be."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    paths = (ROOT / line for line in ended(command, cwd=ROOT).stdout.splitlines())
+    return tuple(path for path in paths if path.is_file())
+
+
 def tracked(*suffixes: str) -> tuple[Path, ...]:
-    """Files under version control, or about to be, with one of the suffixes."""
-    listing = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    paths = [ROOT / line for line in listing.splitlines()]
-    files = (path for path in paths if path.is_file() and not path.is_symlink())
-    return tuple(path for path in files if path.suffix in suffixes)
+    """Those with one of the suffixes; a link is its target's."""
+    return tuple(path for path in files() if path.suffix in suffixes and not path.is_symlink())
 
 
 def modules(*folders: str) -> tuple[Path, ...]:

@@ -17,9 +17,8 @@ from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import free_port
+from tests.support.processes import ROOT, free_port
 
-ROOT = Path(__file__).parents[2]
 _PRELOADED = (
     "api.launcher", "pipelines.__main__", "pipelines.build_index", "pipelines.eta",
     "pipelines.train",

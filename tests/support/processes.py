@@ -1,10 +1,20 @@
 """Processes that are measured: their ports and settings, and what they took."""
 
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def ended(command: Sequence[object], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, whatever its exit code; what it prints is kept."""
+    words = [str(word) for word in command]
+    return subprocess.run(words, **{"capture_output": True, "text": True, "check": False} | options)
 
 
 def free_port() -> int:

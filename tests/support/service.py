@@ -31,14 +31,13 @@ from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.index import select_content, write_index
 from medclip_dcl.text.sentences import SENTENCES, text_key
 from tests.support import forkserver, published
-from tests.support.processes import memory_mib
+from tests.support.processes import ROOT, memory_mib
 from tests.support.tiny_models import random_images
 
 N_IMAGES = 12
 FINDINGS = ("Pleural Effusion", "Tuberculosis")
 """Of studies with an even and with an odd number."""
 PATIENCE_S = 90.0
-ROOT = Path(__file__).parents[2]
 
 
 class PixelRows:

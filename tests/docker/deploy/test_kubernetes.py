@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ import yaml
 from api.settings import ServeSettings, read_service_settings
 from pipelines.config import load_config
 from pipelines.stages import stages_of
+from tests.support.processes import ROOT, ended
 
-KUBERNETES = Path(__file__).parents[3] / "docker/kubernetes"
+KUBERNETES = ROOT / "docker/kubernetes"
 VERSIONS = ("1.29", "1.37")
 Objects = dict[str, dict[str, Any]]
 
@@ -25,7 +25,11 @@ def by_kind(text: str) -> Objects:
 
 
 def rendered(overlay: str, folder: Path) -> Objects:
-    """An overlay as the cluster would get it, here also with the component that fetches."""
+    """The base, or an overlay as the cluster would get it, here also with what fetches."""
+    if overlay == "base":
+        paths = (KUBERNETES / "base").glob("*.yaml")
+        texts = (path.read_text() for path in paths if path.name != "kustomization.yaml")
+        return by_kind("\n---\n".join(texts))
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl renders the overlays; it is not installed")
     if overlay == "fetch":
@@ -35,28 +39,25 @@ def rendered(overlay: str, folder: Path) -> Objects:
         kustomization.write_text(kustomization.read_text() + "components: [../components/fetch]\n")
     else:
         path = KUBERNETES / overlay
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(path)], capture_output=True, text=True, check=False
-    )
+    done = ended(["kubectl", "kustomize", path])
     assert done.returncode == 0, done.stderr
     return by_kind(done.stdout)
 
 
-def base() -> Objects:
-    return by_kind(
-        "\n---\n".join(
-            path.read_text()
-            for path in (KUBERNETES / "base").glob("*.yaml")
-            if path.name != "kustomization.yaml"
-        )
-    )
+def pod_of(objects: Objects) -> dict[str, Any]:
+    return objects["Deployment"]["spec"]["template"]["spec"]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Objects:
+    return rendered("base", tmp_path)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("overlay", ["base", "cpu", "gpu", "fetch"])
 def test_every_object_is_valid_and_no_field_misspelt(tmp_path, overlay, version):
     validator = pytest.importorskip("kubernetes_validate")
-    objects = base() if overlay == "base" else rendered(overlay, tmp_path)
+    objects = rendered(overlay, tmp_path)
     for tree in objects.values():
         if overlay == "base" and tree["kind"] == "Deployment":
             continue  # kustomize adds its labels and selector
@@ -69,7 +70,7 @@ def test_every_object_is_valid_and_no_field_misspelt(tmp_path, overlay, version)
 
 @pytest.mark.parametrize("overlay", ["cpu", "gpu", "fetch"])
 def test_every_container_is_restricted(tmp_path: Path, overlay: str) -> None:
-    pod = rendered(overlay, tmp_path)["Deployment"]["spec"]["template"]["spec"]
+    pod = pod_of(rendered(overlay, tmp_path))
     assert pod["enableServiceLinks"] is False
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -85,7 +86,7 @@ def test_every_container_is_restricted(tmp_path: Path, overlay: str) -> None:
 
 @pytest.mark.parametrize(("overlay", "device"), [("cpu", "cpu"), ("gpu", "cuda:0")])
 def test_the_overlay_sets_image_and_device(tmp_path: Path, overlay: str, device: str) -> None:
-    pod = rendered(overlay, tmp_path)["Deployment"]["spec"]["template"]["spec"]
+    pod = pod_of(rendered(overlay, tmp_path))
     (container,) = pod["containers"]
     assert container["image"].endswith(f"-{overlay}")
     given = {item["name"]: item["value"] for item in container["env"]}
@@ -93,8 +94,8 @@ def test_the_overlay_sets_image_and_device(tmp_path: Path, overlay: str, device:
     assert ("nvidia.com/gpu" in container["resources"]["limits"]) == (overlay == "gpu")
 
 
-def test_keys_are_a_folder_that_the_group_alone_reads() -> None:
-    pod = base()["Deployment"]["spec"]["template"]["spec"]
+def test_keys_are_a_folder_that_the_group_alone_reads(base: Objects) -> None:
+    pod = pod_of(base)
     volumes = {item["name"]: item for item in pod["volumes"]}
     secret = volumes["keys"]["secret"]
     assert secret["defaultMode"] == 0o440
@@ -104,16 +105,12 @@ def test_keys_are_a_folder_that_the_group_alone_reads() -> None:
     assert "subPath" not in mount  # a changed secret is seen in a folder alone
 
 
-def test_a_pod_gets_the_time_that_it_needs_to_stop() -> None:
-    pod = base()["Deployment"]["spec"]["template"]["spec"]
+def test_a_pod_gets_the_time_that_it_needs_to_stop_and_reaches_nothing(base: Objects) -> None:
+    pod, policy = pod_of(base), base["NetworkPolicy"]["spec"]
     (container,) = pod["containers"]
     wait_s = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     drain_s = ServeSettings(model="m").drain_s
     assert pod["terminationGracePeriodSeconds"] > wait_s + drain_s
-
-
-def test_no_pod_reaches_anything() -> None:
-    policy = base()["NetworkPolicy"]["spec"]
     assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
     assert policy["egress"] == []
 
@@ -145,7 +142,7 @@ def test_what_is_not_listed_is_not_fetched_and_what_differs_is_refused(tmp_path:
     digest = hashlib.sha256(b"model/text/config.json").hexdigest()
 
     def fetch() -> int:
-        return subprocess.run([*shell, script], capture_output=True, check=False).returncode
+        return ended([*shell, script]).returncode
 
     listed.write_text("# none\n")
     assert fetch() != 0
@@ -182,9 +179,5 @@ def test_the_jobset_runs_every_stage_of_a_recipe_one_job_after_the_other() -> No
             assert words[words.index("--nproc-per-node") + 1] == str(gpus)
     recipe = load_config(Path("configs/train/mimic_cxr.yaml"))
     assert stages == list(stages_of(recipe))
-    assert (
-        "train.processes=16"
-        in jobs[names.index("train")]["template"]["spec"]["template"]["spec"]["containers"][0][
-            "command"
-        ]
-    )
+    train = jobs[names.index("train")]["template"]["spec"]["template"]["spec"]
+    assert "train.processes=16" in train["containers"][0]["command"]

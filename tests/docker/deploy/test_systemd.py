@@ -2,14 +2,14 @@
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from api.settings import ServeSettings, read_service_settings
+from tests.support.processes import ROOT, ended
 
-SYSTEMD = Path(__file__).parents[3] / "docker/systemd"
+SYSTEMD = ROOT / "docker/systemd"
 UNIT = (SYSTEMD / "medclip.service").read_text()
 WORST_RATING = 2.0
 
@@ -22,25 +22,16 @@ needs_systemd = pytest.mark.skipif(
 def test_systemd_knows_every_line(tmp_path: Path) -> None:
     unit = tmp_path / "medclip.service"
     unit.write_text(re.sub(r"ExecStart=\S+", "ExecStart=/bin/true", UNIT))
-    done = subprocess.run(
-        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
-    )
-    assert not [line for line in done.stderr.splitlines() if "medclip" in line]
+    verify = ["systemd-analyze", "verify", unit]
+    assert not [line for line in ended(verify).stderr.splitlines() if "medclip" in line]
     unit.write_text(UNIT.replace("NoNewPrivileges", "NoNewPrivilege"))
-    done = subprocess.run(
-        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
-    )
-    assert "NoNewPrivilege" in done.stderr
+    assert "NoNewPrivilege" in ended(verify).stderr
 
 
 @needs_systemd
 def test_the_unit_is_rated_as_closed() -> None:
-    done = subprocess.run(
-        ["systemd-analyze", "security", "--offline=yes", str(SYSTEMD / "medclip.service")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    unit = SYSTEMD / "medclip.service"
+    done = ended(["systemd-analyze", "security", "--offline=yes", unit])
     found = re.search(r"exposure level for medclip.service: ([\d.]+)", done.stdout)
     assert found is not None, done.stderr
     assert float(found[1]) <= WORST_RATING

@@ -13,11 +13,10 @@ import pytest
 
 from medclip_dcl.client import Client
 from medclip_dcl.core.errors import ServiceError
-from tests.support.processes import free_port
+from tests.support.processes import ROOT, free_port
 from tests.support.stub_service import stub_service
 from tests.support.tls import HAS_OPENSSL, Certificates, make_certificates
 
-ROOT = Path(__file__).parents[3]
 SITE = (ROOT / "docker/systemd/nginx.conf").read_text()
 PROXY = (ROOT / "docker/nginx.conf").read_text()
 PAGE = (ROOT / "docs/deployment.md").read_text()
