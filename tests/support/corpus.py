@@ -143,29 +143,21 @@ def _study(number: int, studies: int) -> dict[str, Any]:
     split = "train" if share < 0.6 else "validate" if share < 0.8 else "test"
     images = [f"image{number:03d}a", f"image{number:03d}b"][: 2 if number % 4 == 0 else 1]
     ids = {"study_id": f"s{number:03d}", "subject_id": f"p{number:03d}", "split": split}
-    return {**ids, "kind": number % len(KINDS), "images": images}
+    return {"ids": ids, "kind": number % len(KINDS), "images": images}
 
 
 def _write_manifest(work: Path, rows: list[dict[str, Any]]) -> None:
-    ids = ("study_id", "subject_id", "split")
     images = [
-        {"image_id": image, **{key: row[key] for key in ids}, "view": "PA", "path": f"{image}.png"}
+        {"image_id": image, **row["ids"], "view": "PA", "path": f"{image}.png"}
         for row in rows
         for image in row["images"]
     ]
-    reports = [
-        {
-            **{key: row[key] for key in ids},
-            "findings": ". ".join(KINDS[row["kind"]][1:]),
-            "impression": "",
-            "last_paragraph": "",
-        }
-        for row in rows
-    ]
-    labels = [
-        {"study_id": row["study_id"], **dict.fromkeys(LABELS), KINDS[row["kind"]][0]: 1}
-        for row in rows
-    ]
+    unsaid = {"impression": "", "last_paragraph": ""}
+    reports, labels = [], []
+    for row in rows:
+        label, *texts = KINDS[row["kind"]]
+        reports.append({**row["ids"], "findings": ". ".join(texts), **unsaid})
+        labels.append({"study_id": row["ids"]["study_id"], **dict.fromkeys(LABELS), label: 1})
     tables = {
         manifest.IMAGES: images,
         manifest.REPORTS: reports,
@@ -181,24 +173,22 @@ def _write_prepared(work: Path, rows: list[dict[str, Any]], size_px: int, shards
     names = sorted((image, row["kind"]) for row in rows for image in row["images"])
     images = rng.integers(60, 120, (len(names), size_px, size_px), dtype=np.uint8)
     half = size_px // 2
-    for image, (_, kind) in zip(images, names, strict=True):
-        top, left = (kind // 2) * half, (kind % 2) * half
+    for image, (_, number) in zip(images, names, strict=True):
+        top, left = (number // 2) * half, (number % 2) * half
         image[top : top + half, left : left + half] += 100
     sizes = np.full((len(names), 2), size_px, dtype=np.int32)
-    fingerprint = make_fingerprint(
-        prepared.ARTIFACT, {"size_px": size_px, "images": len(names)}, {}
-    )
-    with write_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT, fingerprint) as writer:
+    kind, summary = prepared.ARTIFACT, {"size_px": size_px, "images": len(names)}
+    with write_artifact(kind.at(work), kind, make_fingerprint(kind, summary, {})) as writer:
         for number, part in enumerate(np.array_split(np.arange(len(names)), shards)):
             ids = [names[row][0] for row in part]
             prepared.write_shard(writer.directory, number, ids, images[part], sizes[part], [])
-        writer.commit({"size_px": size_px, "images": len(names)})
+        writer.commit(summary)
 
 
 def _write_sentences(work: Path, rows: list[dict[str, Any]]) -> None:
     table = [
         {
-            **{key: row[key] for key in ("study_id", "subject_id", "split")},
+            **row["ids"],
             "section": "findings",
             "position": position,
             "text": text,
@@ -218,7 +208,7 @@ def _write_claims(work: Path, rows: list[dict[str, Any]]) -> None:
         for text in texts
     ]
     of_texts.sort(key=lambda row: row["text_key"])
-    of_reports = [{"study_id": row["study_id"], **said[row["kind"]]} for row in rows]
+    of_reports = [{"study_id": row["ids"]["study_id"], **said[row["kind"]]} for row in rows]
     tables = {labels.SENTENCE_CLAIMS: of_texts, labels.REPORT_CLAIMS: of_reports}
     commit_tables(work, labels.ARTIFACT, tables)
 
@@ -235,9 +225,8 @@ def _write_language_model(work: Path, dropout: float) -> None:
     settings.hidden_dropout_prob = settings.attention_probs_dropout_prob = dropout
     kind = masked_lm.ARTIFACT
     with write_artifact(kind.at(work), kind, make_fingerprint(kind, {}, {})) as writer:
-        with torch.random.fork_rng(
-            devices=()
-        ):  # a fixture of a module begins before any test's seed
+        with torch.random.fork_rng(devices=()):
+            # A fixture of a module begins before any test's seed.
             torch.default_generator.manual_seed(0)
             save_language_model(BertForMaskedLM(settings), tokenizer, writer.directory)
         writer.commit({})

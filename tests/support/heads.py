@@ -5,7 +5,8 @@ import numpy as np
 from medclip_dcl.core.artifact import Artifact
 from medclip_dcl.inference import model_package
 from medclip_dcl.inference.heads import Head, HeadCard, HeadFigure, write_heads
-from medclip_dcl.inference.model_package import Curve, FindingCalibration, rewrite_package
+from medclip_dcl.inference.model_package import Curve, rewrite_package
+from tests.support.published import fitted
 
 
 def head_card(name: str, *, is_refused: bool = False, curve: Curve | None = None) -> HeadCard:
@@ -17,17 +18,7 @@ def head_card(name: str, *, is_refused: bool = False, curve: Curve | None = None
         features="space",
         chosen=None,
         threshold=0.0,
-        calibration=FindingCalibration(
-            finding=name,
-            curve=curve,
-            reason="" if curve else reason,
-            images_with=5,
-            images_without=5,
-            patients=10,
-            score_error=None,
-            fitted_error=None,
-            is_refused=is_refused,
-        ),
+        calibration=fitted(name, "" if curve else reason, curve=curve, is_refused=is_refused),
         images_with=10,
         images_without=20,
         patients=30,

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,17 +16,8 @@ from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import open_image
 from medclip_dcl.evaluation.classification import CORRELATION_LIMIT
 from medclip_dcl.evaluation.decisions import add_calibration
+from medclip_dcl.inference import model_package
 from medclip_dcl.inference.input_range import fit_input_range
-from medclip_dcl.inference.model_package import (
-    ARTIFACT,
-    FindingCalibration,
-    InputRange,
-    SavedModel,
-    ScoreCalibration,
-    write_input_range,
-    write_model_package,
-    write_offsets,
-)
 from medclip_dcl.inference.predictor import build_predictor
 from medclip_dcl.likelihood.fitting import train_tokenizer
 from medclip_dcl.models.image_encoder import preprocessing_facts
@@ -51,19 +43,17 @@ SENTENCES = (
     "There is right lower lobe pneumonia.",
     "No signs of pneumonia.",
 )
+_SIDES = {
+    "effusion": ("Pleural Effusion", "Pleural effusion", "No pleural effusion"),
+    "pneumonia": (
+        "Pneumonia",
+        ["Pneumonia", "Right lower lobe pneumonia"],
+        "No signs of pneumonia",
+    ),
+}
 PROMPTS = [
-    {
-        "name": "effusion",
-        "label": "Pleural Effusion",
-        "positive": "Pleural effusion",
-        "negative": "No pleural effusion",
-    },
-    {
-        "name": "pneumonia",
-        "label": "Pneumonia",
-        "positive": ["Pneumonia", "Right lower lobe pneumonia"],
-        "negative": "No signs of pneumonia",
-    },
+    {"name": name, "label": label, "positive": positive, "negative": negative}
+    for name, (label, positive, negative) in _SIDES.items()
 ]
 
 CARD = {
@@ -78,7 +68,7 @@ def publish(
     subjects: Iterable[str] = ("trained",),
     seed: int = 0,
     preprocessing: Mapping[str, object] | None = None,
-    known: InputRange | None = None,
+    known: model_package.InputRange | None = None,
     config: Config | None = None,
     bank: UInt8[np.ndarray, "images size size"] | None = None,
     centred: bool = False,
@@ -104,46 +94,44 @@ def publish(
         tree = tiny_text_config(len(tokenizer)).to_dict()
         (text / "config.json").write_text(json.dumps(tree))
 
-    with write_artifact(folder, ARTIFACT, make_fingerprint(ARTIFACT, {"seed": seed}, {})) as writer:
-        write_model_package(
+    with write_artifact(
+        folder, model_package.ARTIFACT, make_fingerprint(model_package.ARTIFACT, {"seed": seed}, {})
+    ) as writer:
+        model_package.write_model_package(
             writer.directory, model.state_dict(), config, card, subjects, write_text_files
         )
         if known is not None:
-            write_input_range(writer.directory, known)
+            model_package.write_input_range(writer.directory, known)
         if bank is not None:
             packaged = TrainingConfig.of(config)
-            saved = SavedModel(writer.directory, "draft", packaged, card, None)
+            saved = model_package.SavedModel(writer.directory, "draft", packaged, card, None)
             predictor = build_predictor(saved, torch.device("cpu"))
             image_ids = [f"image-{number}" for number in range(len(bank))]
             offsets, regions = fit_offsets(predictor, [bank], image_ids, "validate")
-            write_offsets(writer.directory, offsets, regions)
+            model_package.write_offsets(writer.directory, offsets, regions)
         return writer.commit({})
+
+
+def fitted(finding: str, reason: str, **more: Any) -> model_package.FindingCalibration:
+    """What a calibration by ten patients made of one finding."""
+    counts = {"images_with": 5, "images_without": 5, "patients": 10}
+    errors = {"score_error": None, "fitted_error": None}
+    facts = {"finding": finding, "curve": None, "reason": reason, **counts, **errors, **more}
+    return model_package.FindingCalibration.model_validate(facts)
 
 
 def refuse(model: Artifact, finding: str, reason: str) -> Artifact:
     """Calibrate a model as if one finding had been refused, and the others had too few images."""
-    fitted = [
-        FindingCalibration(
-            finding=str(item["name"]),
-            curve=None,
-            reason=reason if item["name"] == finding else "too few images",
-            images_with=5,
-            images_without=5,
-            patients=10,
-            score_error=None,
-            fitted_error=None,
-            correlation=0.99,
-            auc=0.9,
-            is_refused=item["name"] == finding,
-        )
-        for item in PROMPTS
-    ]
-    calibration = ScoreCalibration(
+    reasons = {str(item["name"]): "too few images" for item in PROMPTS} | {finding: reason}
+    known = {"correlation": 0.99, "auc": 0.9}
+    calibration = model_package.ScoreCalibration(
         truth="labels",
         settings=ProbabilitiesConfig(),
         inputs={},
         correlation_limit=CORRELATION_LIMIT,
-        findings=tuple(fitted),
+        findings=tuple(
+            fitted(name, why, is_refused=name == finding, **known) for name, why in reasons.items()
+        ),
     )
     return add_calibration(model, calibration)
 
@@ -155,7 +143,7 @@ def _centre(text: TextEncoder, tokenizer: PreTrainedTokenizerBase) -> None:
     text.projection.bias -= text(tokens["input_ids"], tokens["attention_mask"]).mean(dim=0)
 
 
-def random_range(count: int = 60) -> InputRange:
+def random_range(count: int = 60) -> model_package.InputRange:
     """The range of `random_images`, of a patient each, as the gate gives them to a tiny model."""
     files = [raster_bytes(image, "png") for image in random_images(count)]
     images = [square(open_image(data), 64, equalize=False) for data in files]

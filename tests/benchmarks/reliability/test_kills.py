@@ -4,15 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reliability.kills import (
-    EVERY,
-    QUICK,
-    Scene,
-    commands,
-    is_clear,
-    snapshot,
-    units,
-)
+from benchmarks.reliability import kills
 from medclip_dcl.core.artifact import ArtifactType, make_fingerprint
 from medclip_dcl.core.artifact_writer import write_artifact
 from pipelines.stages import STAGES, TOOLS
@@ -41,29 +33,29 @@ def commit(folder: Path, text: str = "123") -> Path:
 )
 def test_an_error_is_clear_when_one_line_says_it(tmp_path, code, text, expected):
     (tmp_path / "log").write_text(text)
-    assert is_clear("train", code, tmp_path / "log") is expected
+    assert kills.is_clear("train", code, tmp_path / "log") is expected
 
 
 def test_every_command_is_tried_and_the_long_tier_fails_each_write() -> None:
-    assert {item.module for item in commands()} | SILENT == {*STAGES, *TOOLS}
-    assert EVERY["long"] == 1
-    assert set(QUICK) <= {item.name for item in commands()}
+    assert {item.module for item in kills.commands()} | SILENT == {*STAGES, *TOOLS}
+    assert kills.EVERY["long"] == 1
+    assert set(kills.QUICK) <= {item.name for item in kills.commands()}
 
 
 def test_a_broken_artifact_is_neither_old_nor_new(tmp_path: Path) -> None:
-    old = snapshot(commit(tmp_path / "old" / "numbers").parent)
+    old = kills.snapshot(commit(tmp_path / "old" / "numbers").parent)
     work = commit(tmp_path / "work" / "numbers", "456").parent
-    new = snapshot(work)
-    scene = Scene(commands()[0], tmp_path, old, new, varies=frozenset({"page"}))
+    new = kills.snapshot(work)
+    scene = kills.Scene(kills.commands()[0], tmp_path, old, new, varies=frozenset({"page"}))
     assert scene.broken(old) == scene.broken(new) == []
     scene.old = {**old, "checkpoint": "d" * 64}  # goes, but not before the new is whole
     assert scene.broken(old) == ["checkpoint"]
     assert scene.broken(new) == []
     assert scene.differing({**new, "page": "f" * 64}) == []
     (work / "numbers").rename(work / ".numbers.retired")  # its writer ended between two renames
-    assert snapshot(work) == new  # who opened it gave it its name back
+    assert kills.snapshot(work) == new  # who opened it gave it its name back
     (work / "numbers/data").write_text("7")
-    assert scene.broken(snapshot(work)) == ["checkpoint", "numbers"]
+    assert scene.broken(kills.snapshot(work)) == ["checkpoint", "numbers"]
 
 
 def test_an_acknowledged_file_is_the_same_in_a_draft_and_after_its_commit(tmp_path: Path) -> None:
@@ -72,10 +64,10 @@ def test_an_acknowledged_file_is_the_same_in_a_draft_and_after_its_commit(tmp_pa
         folder.mkdir()
         (folder / "shard-1").write_text(folder.name)
     (draft / ".staged.shard-2").touch()
-    before = units(tmp_path, drafts=True)
+    before = kills.units(tmp_path, drafts=True)
     assert [*before] == ["/prepared/shard-1"]
-    assert units(tmp_path) == before
+    assert kills.units(tmp_path) == before
     (tmp_path / "prepared").rename(tmp_path / "away")
     draft.rename(tmp_path / "prepared")
-    assert units(tmp_path)["/prepared/shard-1"] == before["/prepared/shard-1"]
-    assert units(tmp_path, drafts=True) == {}
+    assert kills.units(tmp_path)["/prepared/shard-1"] == before["/prepared/shard-1"]
+    assert kills.units(tmp_path, drafts=True) == {}

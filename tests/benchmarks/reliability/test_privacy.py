@@ -17,19 +17,7 @@ from pydicom.datadict import DicomDictionary
 from benchmarks.reliability.privacy import ALLOWED
 from hospital.tests.support.orthanc import radiograph
 from medclip_dcl.data.images import open_image
-from tests.support.canaries import (
-    CANARIES,
-    HEADER,
-    NATIVE,
-    SLICES,
-    TEXT_VRS,
-    UNREAD_TAGS,
-    WORD,
-    contents,
-    found_in,
-    search,
-    spoil_header,
-)
+from tests.support import canaries
 
 
 def _shifted(shift: int) -> Callable[[str], bytes]:
@@ -97,12 +85,12 @@ CONTAINERS: dict[str, Callable[[bytes], bytes]] = {
 def not_found() -> list[str]:
     """Hide every canary in every encoding and container; name what the search does not find."""
     missed = []
-    for kind, words in CANARIES.items():
+    for kind, words in canaries.CANARIES.items():
         for word in words:
             for encoding, encode in ENCODERS.items():
                 for container, put in CONTAINERS.items():
-                    parts = [data for _, data in contents("x", put(encode(word)))]
-                    if not any(kind in found_in(data) for data in parts):
+                    parts = [data for _, data in canaries.contents("x", put(encode(word)))]
+                    if not any(kind in canaries.found_in(data) for data in parts):
                         missed.append(f"{kind}: {word} as {encoding} in {container}")
     return missed
 
@@ -112,21 +100,21 @@ def test_every_canary_is_found_in_every_encoding_and_container() -> None:
 
 
 def test_ordinary_text_is_no_canary() -> None:
-    assert found_in(b"phi sentinel, sentinels, PHI; 50484953 %50%48%49%53 UEhJU0VO") == {}
+    assert canaries.found_in(b"phi sentinel, sentinels, PHI; 50484953 %50%48%49%53 UEhJU0VO") == {}
 
 
 def test_names_of_files_and_members_are_searched(tmp_path: Path) -> None:
-    (tmp_path / HEADER.lower()).write_bytes(b"\0")
-    (tmp_path / NATIVE).write_bytes(b"\0")
-    assert len(search(tmp_path, ALLOWED)["header_leaks"]) == 2
+    (tmp_path / canaries.HEADER.lower()).write_bytes(b"\0")
+    (tmp_path / canaries.NATIVE).write_bytes(b"\0")
+    assert len(canaries.search(tmp_path, ALLOWED)["header_leaks"]) == 2
 
 
 def test_texts_may_stand_where_they_are_kept_alone(tmp_path: Path) -> None:
     for name in ("sentences/sentences.parquet", "claims/claims.parquet"):
         (tmp_path / "work" / name).parent.mkdir(parents=True)
-        pq.write_table(pa.table({"text": [WORD] * 500}), tmp_path / "work" / name)
-    (tmp_path / "job.log").write_text(WORD)
-    found = search(tmp_path, ALLOWED)
+        pq.write_table(pa.table({"text": [canaries.WORD] * 500}), tmp_path / "work" / name)
+    (tmp_path / "job.log").write_text(canaries.WORD)
+    found = canaries.search(tmp_path, ALLOWED)
     assert found["text_kept"] == ["work/sentences/sentences.parquet:text [plain]"]
     leaks = ["job.log [plain]", "work/claims/claims.parquet:text [plain]"]
     assert found["text_leaks"] == leaks
@@ -135,23 +123,25 @@ def test_texts_may_stand_where_they_are_kept_alone(tmp_path: Path) -> None:
 def test_names_of_files_may_stand_in_the_column_of_paths_alone(tmp_path: Path) -> None:
     path = tmp_path / "folder/manifest/images.parquet"
     path.parent.mkdir(parents=True)
-    pq.write_table(pa.table({"path": [HEADER], "note": ["a"]}), path)
-    assert search(tmp_path, ALLOWED)["header_leaks"] == []
-    pq.write_table(pa.table({"path": ["a"], "note": [HEADER]}), path)
+    pq.write_table(pa.table({"path": [canaries.HEADER], "note": ["a"]}), path)
+    assert canaries.search(tmp_path, ALLOWED)["header_leaks"] == []
+    pq.write_table(pa.table({"path": ["a"], "note": [canaries.HEADER]}), path)
     leaks = ["folder/manifest/images.parquet:note [plain]"]
-    assert search(tmp_path, ALLOWED)["header_leaks"] == leaks
+    assert canaries.search(tmp_path, ALLOWED)["header_leaks"] == leaks
 
 
 def test_a_spoilt_image_opens_and_every_text_vr_holds_a_canary(tmp_path: Path) -> None:
     planted = set()
-    for number in range(SLICES):
+    for number in range(canaries.SLICES):
         path = tmp_path / f"{number}.dcm"
         path.write_bytes(radiograph(number))
-        spoil_header(path, number)
+        canaries.spoil_header(path, number)
         planted |= set(dcmread(path).keys())
     open_image(path)
-    assert set(UNREAD_TAGS) <= planted
-    assert {DicomDictionary[tag][0] for tag in UNREAD_TAGS} >= TEXT_VRS - {"UN"}
+    assert set(canaries.UNREAD_TAGS) <= planted
+    assert {DicomDictionary[tag][0] for tag in canaries.UNREAD_TAGS} >= canaries.TEXT_VRS - {"UN"}
     name = dcmread(path).PatientName
-    assert all(found_in(str(group).encode()) for group in (name.alphabetic, name.ideographic))
-    assert found_in(str(name.phonetic).encode())
+    assert all(
+        canaries.found_in(str(group).encode()) for group in (name.alphabetic, name.ideographic)
+    )
+    assert canaries.found_in(str(name.phonetic).encode())

@@ -1,13 +1,7 @@
 import pytest
 import torch
 
-from medclip_dcl.losses.negatives import (
-    negative_gauges,
-    remove_by_labels,
-    remove_by_similarity,
-    resample_by_similarity,
-    reweight_by_similarity,
-)
+from medclip_dcl.losses import negatives
 
 POSITIVE = torch.tensor([0, 2, 1])
 
@@ -20,12 +14,12 @@ def similarity() -> torch.Tensor:
 
 def test_a_shared_label_or_a_close_text_removes_a_negative_and_never_the_positive():
     overlap = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 0], [1, 1, 1, 1]]).bool()
-    assert remove_by_labels(overlap, POSITIVE).tolist() == [
+    assert negatives.remove_by_labels(overlap, POSITIVE).tolist() == [
         [0, 0, 1, 1],
         [1, 1, 0, 1],
         [0, 0, 0, 0],
     ]
-    assert remove_by_similarity(similarity(), POSITIVE, 0.9).tolist() == [
+    assert negatives.remove_by_similarity(similarity(), POSITIVE, 0.9).tolist() == [
         [0, 0, 1, 1],
         [0, 1, 0, 1],
         [1, 0, 1, 1],
@@ -36,7 +30,9 @@ def test_a_shared_label_or_a_close_text_removes_a_negative_and_never_the_positiv
 def test_resampling_keeps_k_of_n_at_weight_n_over_k(share: float) -> None:
     text = torch.rand(6, 11)
     positive = torch.arange(6)
-    weights = resample_by_similarity(text, positive, 2.0, share, torch.Generator().manual_seed(0))
+    weights = negatives.resample_by_similarity(
+        text, positive, 2.0, share, torch.Generator().manual_seed(0)
+    )
     K = {0.1: 1, 1 - 0.7: 3, 0.45: 5, 0.5: 5, 1.0: 10}[share]  # 1 - 0.7 is a little above 0.3
     assert (weights > 0).sum(1).tolist() == [K] * 6
     torch.testing.assert_close(weights.sum(1), torch.full((6,), 10.0))
@@ -48,7 +44,7 @@ def test_resampling_is_decided_by_its_generator() -> None:
 
     def draw(seed: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
-        return resample_by_similarity(text, positive, 1.0, 0.5, generator)
+        return negatives.resample_by_similarity(text, positive, 1.0, 0.5, generator)
 
     assert torch.equal(draw(1), draw(1))
     assert not torch.equal(draw(1), draw(2))
@@ -57,13 +53,15 @@ def test_resampling_is_decided_by_its_generator() -> None:
 def test_resampling_prefers_far_texts_also_where_their_odds_would_underflow():
     text = torch.cat([torch.ones(2000, 1), torch.ones(2000, 1), torch.zeros(2000, 1)], dim=1)
     positive = torch.zeros(2000, dtype=torch.long)
-    drawn = resample_by_similarity(text, positive, 2.0, 0.5, torch.Generator().manual_seed(0))
+    drawn = negatives.resample_by_similarity(
+        text, positive, 2.0, 0.5, torch.Generator().manual_seed(0)
+    )
     far = (drawn[:, 2] > 0).float().mean().item()
     assert far == pytest.approx(1 / (1 + torch.tensor(-2.0).exp().item()), abs=0.03)
     # e^{-100} and e^{100} beyond float32; the far text is drawn always, the close one never.
     text = torch.tensor([[1.0, 1.0, -1.0, -1.0]])
     generator = torch.Generator().manual_seed(0)
-    drawn = resample_by_similarity(text, torch.tensor([0]), 100.0, 2 / 3, generator)
+    drawn = negatives.resample_by_similarity(text, torch.tensor([0]), 100.0, 2 / 3, generator)
     assert drawn.tolist() == [[0, 0, 1.5, 1.5]]
 
 
@@ -72,24 +70,24 @@ def test_gauges_of_weights_by_hand() -> None:
     weights = torch.tensor(
         [[9.0, 2.0, 1.0, 0.0], [1.0, 9.0, 1.0, 1.0]]
     )  # the positive's is not read
-    found = negative_gauges(s, positive, weights)
+    found = negatives.negative_gauges(s, positive, weights)
     # (2 + 1)^2 / (4 + 1) = 1.8 and 3; one of three weighs nothing, none of three.
     assert found["effective_negatives"].item() == pytest.approx((1.8 + 3) / 2)
     assert found["negatives_removed"].item() == pytest.approx((1 / 3 + 0) / 2)
-    smaller = negative_gauges(s, positive, weights / 10)  # their size cancels out
+    smaller = negatives.negative_gauges(s, positive, weights / 10)  # their size cancels out
     assert smaller["effective_negatives"].item() == pytest.approx((1.8 + 3) / 2)
-    found = negative_gauges(s, positive, weights, excluded=weights == 2)
+    found = negatives.negative_gauges(s, positive, weights, excluded=weights == 2)
     assert found["effective_negatives"].item() == pytest.approx((1 + 3) / 2)
     assert found["negatives_removed"].item() == pytest.approx((2 / 3 + 0) / 2)
-    nothing = negative_gauges(s, positive, torch.zeros(2, 4))
+    nothing = negatives.negative_gauges(s, positive, torch.zeros(2, 4))
     assert [value.item() for value in nothing.values()] == [1, 0]
-    alone = negative_gauges(torch.zeros(1, 1), torch.tensor([0]))
+    alone = negatives.negative_gauges(torch.zeros(1, 1), torch.tensor([0]))
     assert [value.item() for value in alone.values()] == [1, 0]
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, 5.0])
 def test_softmax_weights_sum_to_the_number_of_negatives(beta: float) -> None:
-    weights = reweight_by_similarity(similarity(), POSITIVE, beta)
+    weights = negatives.reweight_by_similarity(similarity(), POSITIVE, beta)
     torch.testing.assert_close(weights.sum(1), torch.full((3,), 3.0))
     assert not weights[torch.arange(3), POSITIVE].any()
     assert not weights.requires_grad
@@ -101,5 +99,5 @@ def test_softmax_weights_sum_to_the_number_of_negatives(beta: float) -> None:
 def test_single_pair_has_no_negatives_to_weigh() -> None:
     one, positive = torch.ones(1, 1), torch.tensor([0])
     generator = torch.Generator()
-    assert reweight_by_similarity(one, positive, 1.0).tolist() == [[0.0]]
-    assert resample_by_similarity(one, positive, 1.0, 0.5, generator).tolist() == [[0.0]]
+    assert negatives.reweight_by_similarity(one, positive, 1.0).tolist() == [[0.0]]
+    assert negatives.resample_by_similarity(one, positive, 1.0, 0.5, generator).tolist() == [[0.0]]

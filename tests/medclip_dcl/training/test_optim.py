@@ -6,12 +6,7 @@ from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.image_encoder import ImageEncoder, to_input
 from medclip_dcl.models.settings import ImageEncoderConfig
-from medclip_dcl.training.optim import (
-    build_optimizer,
-    learning_rate_share,
-    load_optimizer_tensors,
-    optimizer_tensors,
-)
+from medclip_dcl.training import optim
 from medclip_dcl.training.settings import TrainConfig
 from tests.support.tiny_models import random_images, random_tokens, tiny_dual_encoder
 
@@ -33,7 +28,7 @@ def test_biases_norms_and_gamma_do_not_decay() -> None:
     names = {parameter: name for name, parameter in model.named_parameters()}
     decay = {
         names[parameter]: group["weight_decay"]
-        for group in build_optimizer(model, SETTINGS).param_groups
+        for group in optim.build_optimizer(model, SETTINGS).param_groups
         for parameter in group["params"]
     }
     assert decay.keys() == set(names.values())
@@ -52,7 +47,7 @@ def test_what_a_vision_transformer_adds_to_its_patches_does_not_decay(kind: str)
     settings = ImageEncoderConfig(kind="vit", backbone=backbone, input_px=32)
     model = nn.ModuleDict({"image": ImageEncoder(settings)})
     names = {parameter: name for name, parameter in model.named_parameters()}
-    groups = build_optimizer(model, SETTINGS).param_groups
+    groups = optim.build_optimizer(model, SETTINGS).param_groups
     free = {names[one] for group in groups if not group["weight_decay"] for one in group["params"]}
     weights = {name for name, one in model.named_parameters() if one.ndim > 1}
     added = {name for name in weights if "token" in name or "position" in name}
@@ -62,27 +57,32 @@ def test_what_a_vision_transformer_adds_to_its_patches_does_not_decay(kind: str)
 
 def test_restored_state_gives_the_same_next_step_and_of_another_model_is_refused():
     model, other = tiny_dual_encoder(), tiny_dual_encoder()
-    optimizer, restored = build_optimizer(model, SETTINGS), build_optimizer(other, SETTINGS)
+    optimizer, restored = (
+        optim.build_optimizer(model, SETTINGS),
+        optim.build_optimizer(other, SETTINGS),
+    )
     step(model, optimizer)
-    saved = {name: tensor.clone() for name, tensor in optimizer_tensors(optimizer, model).items()}
+    saved = {
+        name: tensor.clone() for name, tensor in optim.optimizer_tensors(optimizer, model).items()
+    }
     other.load_state_dict(model.state_dict())
-    load_optimizer_tensors(restored, other, saved)
+    optim.load_optimizer_tensors(restored, other, saved)
     step(model, optimizer)
     step(other, restored)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
     with pytest.raises(CheckpointError, match="exp_avg/nowhere"):
-        load_optimizer_tensors(optimizer, model, {"exp_avg/nowhere": torch.zeros(3)})
+        optim.load_optimizer_tensors(optimizer, model, {"exp_avg/nowhere": torch.zeros(3)})
     with pytest.raises(CheckpointError, match="exp_avg/gamma"):
-        load_optimizer_tensors(optimizer, model, {"exp_avg/gamma": torch.zeros(3)})
+        optim.load_optimizer_tensors(optimizer, model, {"exp_avg/gamma": torch.zeros(3)})
 
 
 def test_warm_up_is_linear_to_the_peak_and_the_cosine_half_in_its_middle():
-    shares = [learning_rate_share(step, 4, 104) for step in range(4)]
+    shares = [optim.learning_rate_share(step, 4, 104) for step in range(4)]
     assert shares == [0.25, 0.5, 0.75, 1.0]
-    assert learning_rate_share(4, 4, 104) == 1.0
-    assert learning_rate_share(54, 4, 104) == pytest.approx(0.5)
-    assert 0 < learning_rate_share(103, 4, 104) < 0.001
+    assert optim.learning_rate_share(4, 4, 104) == 1.0
+    assert optim.learning_rate_share(54, 4, 104) == pytest.approx(0.5)
+    assert 0 < optim.learning_rate_share(103, 4, 104) < 0.001
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,8 @@ import torch
 
 from medclip_dcl.models.image_encoder import MEAN, SPREAD, ImageEncoder, load_image_weights
 from medclip_dcl.models.settings import ImageEncoderConfig
+from medclip_dcl.training import pretraining
 from medclip_dcl.training.checkpoint import CheckpointStore
-from medclip_dcl.training.pretraining import (
-    TEMPERATURE,
-    ViewLearner,
-    draw_views,
-    pretrain,
-    view_loss,
-    write_weights,
-)
 from medclip_dcl.training.settings import PretrainConfig
 
 ENCODER = ImageEncoderConfig(depths=(1, 1), widths=(4, 8), input_px=24)
@@ -44,19 +37,19 @@ IMAGES: Any = Pictures(12)
 def test_loss_is_that_of_all_pairs_by_hand() -> None:
     torch.manual_seed(0)
     vectors = torch.nn.functional.normalize(torch.randn(6, 5), dim=1)
-    s = (vectors @ vectors.T / TEMPERATURE).tolist()
+    s = (vectors @ vectors.T / pretraining.TEMPERATURE).tolist()
     by_hand = 0.0
     for i in range(6):
         p = (i + 3) % 6
         others = sum(math.exp(s[i][n]) for n in range(6) if n != i)
         by_hand -= math.log(math.exp(s[i][p]) / others) / 6
-    assert view_loss(vectors).item() == pytest.approx(by_hand, rel=1e-5)
+    assert pretraining.view_loss(vectors).item() == pytest.approx(by_hand, rel=1e-5)
 
 
 def test_views_are_parts_of_their_image_and_are_never_mirrored() -> None:
     # Columns rise from left to right: in every view they still do, on the whole.
     ramp = torch.arange(64, dtype=torch.uint8).mul(4).repeat(3, 64, 1)
-    views = draw_views(ramp, np.random.default_rng(0), 24)
+    views = pretraining.draw_views(ramp, np.random.default_rng(0), 24)
     assert views.shape == (6, 1, 24, 24)
     assert views.min() >= -MEAN / SPREAD
     assert views.max() <= (1 - MEAN) / SPREAD
@@ -68,7 +61,9 @@ def test_views_are_parts_of_their_image_and_are_never_mirrored() -> None:
 def run(folder: Path, settings: PretrainConfig) -> dict[str, torch.Tensor]:
     store = CheckpointStore(folder, {"one": 1})
     with store.locked():
-        learner, summary = pretrain(settings, ENCODER, IMAGES, range(12), 5, store, **ON)
+        learner, summary = pretraining.pretrain(
+            settings, ENCODER, IMAGES, range(12), 5, store, **ON
+        )
     assert summary["images"] == 12
     return learner.image.backbone.state_dict()
 
@@ -88,14 +83,14 @@ def test_a_run_that_was_cut_ends_with_the_same_weights(tmp_path: Path) -> None:
 
     store.save = save_and_stop  # type: ignore[method-assign, assignment]
     with store.locked(), pytest.raises(Cut):
-        pretrain(SETTINGS, ENCODER, IMAGES, range(12), 5, store, **ON)
+        pretraining.pretrain(SETTINGS, ENCODER, IMAGES, range(12), 5, store, **ON)
     resumed = run(tmp_path / "cut", SETTINGS)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 def test_weights_are_read_as_a_start(tmp_path: Path) -> None:
-    learner = ViewLearner(ENCODER, 3)
-    write_weights(tmp_path, learner)
+    learner = pretraining.ViewLearner(ENCODER, 3)
+    pretraining.write_weights(tmp_path, learner)
     encoder = ImageEncoder(ENCODER)
     report = load_image_weights(encoder, tmp_path)
     assert not report.missing

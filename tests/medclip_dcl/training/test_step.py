@@ -7,14 +7,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.training import optim
 from medclip_dcl.training.objective import ContrastiveObjective
-from medclip_dcl.training.optim import (
-    ParamGroup,
-    optimizer_tensors,
-    param_group_of,
-    peak_learning_rate,
-    set_training_mode,
-)
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.step import TrainStep
 from tests.support.tiny_models import pair_batch, tiny_dual_encoder
@@ -45,7 +39,7 @@ def slopes() -> list[torch.Tensor]:
 
 
 def copies(encoder: DualEncoder, step: TrainStep) -> dict[str, torch.Tensor]:
-    everything = {**encoder.state_dict(), **optimizer_tensors(step.optimizer, encoder)}
+    everything = {**encoder.state_dict(), **optim.optimizer_tensors(step.optimizer, encoder)}
     return {name: tensor.clone() for name, tensor in everything.items()}
 
 
@@ -97,33 +91,35 @@ def test_frozen_parts_do_not_move_and_have_no_optimiser_state(frozen: tuple[str,
     before = copies(encoder, step)
     losses(step)
     after = copies(encoder, step)
-    learning = set(ParamGroup) - set(map(ParamGroup, frozen))
+    learning = set(optim.ParamGroup) - set(map(optim.ParamGroup, frozen))
     moved = {name for name in before if not torch.equal(before[name], after[name])}
-    assert {param_group_of(name) for name in moved} == learning  # nor did norms' statistics
+    assert {optim.param_group_of(name) for name in moved} == learning  # nor did norms' statistics
     states = after.keys() - before.keys()
-    assert {param_group_of(label.partition("/")[2]) for label in states} == learning
+    assert {optim.param_group_of(label.partition("/")[2]) for label in states} == learning
 
 
 def test_each_part_has_its_own_learning_rate() -> None:
     settings = TrainConfig(learning_rate=1e-4, text_learning_rate=4e-4)
     rates = {
-        name: peak_learning_rate(name, settings)
+        name: optim.peak_learning_rate(name, settings)
         for name in ("image.backbone.x", "text.backbone.x", "text.projection.bias", "gamma")
     }
     assert list(rates.values()) == [1e-4, 4e-4, 4e-4, 1e-4]
     alone = TrainConfig(learning_rate=4e-4, text_learning_rate=2e-4)
-    assert peak_learning_rate("text.projection.bias", alone) == 2e-4
-    assert peak_learning_rate("region_projection.bias", alone) == 4e-4
+    assert optim.peak_learning_rate("text.projection.bias", alone) == 2e-4
+    assert optim.peak_learning_rate("region_projection.bias", alone) == 4e-4
 
 
 def test_frozen_parts_and_frozen_batch_norms_of_one_or_many_gpus_are_in_eval_mode():
     encoder = tiny_dual_encoder()
     norms = [item for item in encoder.modules() if isinstance(item, torch.nn.BatchNorm2d)]
-    set_training_mode(encoder, freeze_batchnorm=True)
+    optim.set_training_mode(encoder, freeze_batchnorm=True)
     assert norms
     assert not any(norm.training for norm in norms)
     assert encoder.text.backbone.training
-    set_training_mode(encoder, freeze_batchnorm=False, frozen=frozenset({ParamGroup.TEXT}))
+    optim.set_training_mode(
+        encoder, freeze_batchnorm=False, frozen=frozenset({optim.ParamGroup.TEXT})
+    )
     assert all(norm.training for norm in norms)
     assert not encoder.text.backbone.embeddings.dropout.training
     assert encoder.text.projection.training
@@ -134,7 +130,7 @@ def test_frozen_parts_and_frozen_batch_norms_of_one_or_many_gpus_are_in_eval_mod
     assert norms
     assert not [item for item in encoder.modules() if isinstance(item, torch.nn.BatchNorm2d)]
     assert encoder.state_dict().keys() == keys
-    set_training_mode(encoder, freeze_batchnorm=True)
+    optim.set_training_mode(encoder, freeze_batchnorm=True)
     assert not any(norm.training for norm in norms)
 
 
