@@ -30,6 +30,7 @@ from .model_manager import fetch_model
 from .settings import ServeSettings, read_service_settings
 
 _LONGEST_HEAD = 16 * 1024  # bytes
+_IDLE_S = 5  # of a connection before its first request and between two
 _FREE_CHUNKS = 256
 _SMALLEST_CHUNKS = 64  # bytes on average; each costs h11 as much time as a large one
 
@@ -119,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=5,
+            timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=settings.drain_s,
         )
     )

@@ -3,12 +3,14 @@
 import logging
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from medclip_dcl.data.images import Decoder
-from medclip_dcl.data.limits import ImagesConfig
 from tests.conftest import loopback_only, test_data
+
+if TYPE_CHECKING:  # not for the process that hands out tests
+    from medclip_dcl.data.images import Decoder
 
 __all__ = ["loopback_only", "test_data"]
 
@@ -25,7 +27,10 @@ def silence_ends() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def decoder() -> Iterator[Decoder]:
+def decoder() -> "Iterator[Decoder]":
     """Two decode workers for all tests: each takes half a second to start."""
+    from medclip_dcl.data.images import Decoder
+    from medclip_dcl.data.limits import ImagesConfig
+
     with Decoder(ImagesConfig(), 2) as decoder:
         yield decoder

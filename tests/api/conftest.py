@@ -1,4 +1,4 @@
-"""One running service for all tests over HTTP."""
+"""Two running services for all tests over HTTP."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +33,28 @@ def client(service: "Service") -> "Iterator[httpx.Client]":
     """A client of the service."""
     with service.client() as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def doubtful_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with heads and a range, whose first finding was refused."""
+    from medclip_dcl.inference.predictor import load
+    from tests.support.heads import add_heads
+    from tests.support.published import publish, random_range, refuse
+
+    folder = tmp_path_factory.mktemp("doubtful")
+    model = refuse(publish(folder / "model", known=random_range()), "effusion", "no decision")
+    add_heads(model, load(model.path, "cpu").config.model.similarity.dim)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def doubtful(doubtful_folder: Path) -> "Iterator[Service]":
+    """The service on that model, without an index."""
+    from tests.support.service import running
+
+    with running(doubtful_folder, index="") as service:
+        yield service
 
 
 @pytest.fixture(scope="session")

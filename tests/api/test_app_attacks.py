@@ -27,7 +27,7 @@ def guarded(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     path.chmod(0o400)
     sizes = {"max_body_mb": 4, "max_bodies_mb": 32}
     given = {"key_file": str(path), "body_deadline_s": 5}
-    given["constants"] = {"api.middleware:PIECE_S": 2.0}
+    given["constants"] = {"api.middleware:PIECE_S": 0.5, "api.launcher:_IDLE_S": 1}
     with running(folder, **given, **sizes) as service:
         yield service
 

@@ -1,7 +1,6 @@
 """POST /classify and /ground: several images in a request, heads, and what /metrics counts."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -13,33 +12,16 @@ from medclip_dcl.data.limits import REASONS
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.schemas import ClassifyAnswer, ModelAnswer, RefusedImage
 from tests.support.dicom import dicom_bytes, ramp
-from tests.support.heads import add_heads
-from tests.support.published import PROMPTS, publish, random_range, refuse
-from tests.support.service import Service, png, running
+from tests.support.published import PROMPTS
+from tests.support.service import Service, png
 
 IMAGES = [png(seed=seed) for seed in range(3)]
 BAD, BEYOND = b"PHISENTINEL", dicom_bytes(ramp(96, 64))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with heads and a range, whose first finding was refused."""
-    folder = tmp_path_factory.mktemp("heads")
-    model = refuse(publish(folder / "model", known=random_range()), "effusion", "no decision")
-    add_heads(model, load(model.path, "cpu").config.model.similarity.dim)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def own(folder: Path) -> Iterator[Service]:
-    """A service on that model."""
-    with running(folder, index="") as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def http(own: Service) -> Iterator[httpx.Client]:
-    with own.client() as client:
+def http(doubtful: Service) -> Iterator[httpx.Client]:
+    with doubtful.client() as client:
         yield client
 
 
@@ -113,9 +95,9 @@ def test_heads_answer_next_to_the_prompts(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("image", [IMAGES[0], BEYOND], ids=["inside", "beyond"])
 @pytest.mark.parametrize("findings", [None, ["Pneumonia", "mass"], [["A mass", "Clear"]]])
-def test_python_answers_as_the_service(own, folder, image, findings):
-    answer = load(folder, "cpu").classify(image, findings)
-    with Client(own.url) as client:
+def test_python_answers_as_the_service(doubtful, doubtful_folder, image, findings):
+    answer = load(doubtful_folder, "cpu").classify(image, findings)
+    with Client(doubtful.url) as client:
         served = client.classify(image, findings)
     rows, expected = answer.rows(), served.rows()
     for row, same in zip(rows, expected, strict=True):
@@ -126,8 +108,8 @@ def test_python_answers_as_the_service(own, folder, image, findings):
     assert answer.image == served.image
 
 
-def test_the_client_asks_about_several_images(own: Service) -> None:
-    with Client(own.url) as client:
+def test_the_client_asks_about_several_images(doubtful: Service) -> None:
+    with Client(doubtful.url) as client:
         answers = client.classify_all([IMAGES[0], BAD, IMAGES[1]])
         assert [type(item) for item in answers] == [ClassifyAnswer, RefusedImage, ClassifyAnswer]
         (one,) = client.classify_all([IMAGES[0]])

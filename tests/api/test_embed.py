@@ -17,8 +17,8 @@ from medclip_dcl.data.limits import REASONS
 from medclip_dcl.inference.predictor import Predictor, load
 from medclip_dcl.schemas import EmbedAnswer
 from tests.support.dicom import dicom_bytes, ramp
-from tests.support.published import SENTENCES, publish, random_range
-from tests.support.service import png, running
+from tests.support.published import SENTENCES
+from tests.support.service import png
 
 IMAGES = [png(seed=seed) for seed in range(3)] + [dicom_bytes(ramp(96, 64))]
 
@@ -110,9 +110,8 @@ def test_what_cannot_be_asked_is_refused_by_its_rule(client, images, fields, rul
     assert rule in answer.json()["message"]
 
 
-def test_the_client_gives_arrays_and_names_what_is_out_of_range(tmp_path: Path) -> None:
-    publish(tmp_path / "model", known=random_range())
-    with running(tmp_path, index="") as service, Client(service.url) as client:
+def test_the_client_gives_arrays_and_names_what_is_out_of_range(doubtful, tmp_path):
+    with Client(doubtful.url) as client:
         answer = client.embed([IMAGES[0], dicom_bytes(ramp(96, 64))])
         assert [item.is_out_of_range for item in answer.images] == [False, True]
         vectors = answer.to_numpy()

@@ -1,10 +1,13 @@
 import asyncio
 import json
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save
 
 from api.app import create_app
 from api.errors import ApiError
@@ -13,19 +16,28 @@ from api.model_manager import ModelManager, _gradient
 from api.settings import ServeSettings
 from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.data.limits import ImagesConfig
+from medclip_dcl.inference.model_package import BANK_FILE, rewrite_package
 from pipelines.config import Config
-from tests.support.published import publish
-from tests.support.tiny_models import tiny_model_config
+from tests.support.published import publish, random_range
+from tests.support.service import store
+from tests.support.tiny_models import random_images, tiny_model_config
 from tests.support.users import enterable_folder, plain_user
+
+
+def state_of(serving: ModelManager) -> str:
+    """Whether it is ready, or why not."""
+    try:
+        serving.current.check()
+    except ApiError as error:
+        return error.code
+    return "ready"
 
 
 def load(folder: Path, **settings: str) -> ModelManager:
     async def loaded() -> ModelManager:
-        plain = {"model": str(folder), "engine": "torch"}
+        plain = {"model": str(folder), "engine": "torch", "decode_workers": 1}
         serving = ModelManager(ServeSettings(**plain | settings), Metrics())
-        with pytest.raises(ApiError) as refusal:
-            serving.current.check()
-        assert refusal.value.code == "loading"
+        assert state_of(serving) == "loading"
         await serving.load()
         return serving
 
@@ -39,12 +51,10 @@ def test_a_model_that_may_not_be_read_is_served_once_it_may() -> None:
         with plain_user():
             serving = load(folder / "model", device="cpu")
             asyncio.run(serving.reload_if_changed())
-            with pytest.raises(ApiError) as refusal:
-                serving.current.check()
-        assert refusal.value.code == "model_unusable"
+        assert state_of(serving) == "model_unusable"
         (folder / "model/model.safetensors").chmod(0o644)  # no inode and no header changes
         asyncio.run(serving.reload_if_changed())
-        serving.current.check()
+        assert state_of(serving) == "ready"
         serving.close()
 
 
@@ -87,13 +97,64 @@ def test_a_package_lowers_the_limits_of_decoding_and_never_raises_them(tmp_path:
     serving.close()
 
 
+def put(new: Path, folder: Path, part: str) -> None:
+    """Rename a new artifact into the place of the old one, as the jobs do."""
+    (folder / part).rename(folder / f"old_{part}")
+    (new / part).rename(folder / part)
+    shutil.rmtree(folder / f"old_{part}")
+
+
+def of_other_features(folder: Path) -> None:
+    """Publish a model whose range is of other features than images have."""
+    known = random_range()
+    short = known.model_copy(update={"mean": (0.0,), "precision": ((1.0,),)})
+    publish(folder, seed=2, known=short)
+
+
+def with_a_bank_of_another_width(folder: Path) -> None:
+    """Publish a model whose bank has vectors of another length than its own."""
+    model = publish(folder, seed=2, bank=random_images(6, 64))
+
+    def write(draft: Path) -> None:
+        (draft / BANK_FILE).write_bytes(save({"regions": torch.ones(6, 4, 4, 5).half()}))
+
+    rewrite_package(model, folder, [BANK_FILE], write)
+
+
+@pytest.mark.parametrize("spoil", [of_other_features, with_a_bank_of_another_width])
+def test_a_model_that_cannot_answer_is_never_ready_and_replaces_none_that_can(tmp_path, spoil):
+    now, good, again = (tmp_path / name for name in ("now", "good", "again"))
+    before = publish(good / "model").digest
+    for folder in (now, again):
+        spoil(folder / "model")
+    serving = load(now / "model", device="cpu")
+    assert state_of(serving) == "model_unusable"
+    put(good, now, "model")
+    asyncio.run(serving.reload_if_changed())
+    assert state_of(serving) == "ready"
+    put(again, now, "model")
+    asyncio.run(serving.reload_if_changed())
+    assert (state_of(serving), serving.current.predictor.digest) == ("ready", before)
+    serving.close()
+
+
+def test_a_service_that_waits_for_its_index_is_ready_once_it_is_there(tmp_path: Path) -> None:
+    folder, other = store(tmp_path / "now"), store(tmp_path / "other", seed=1)
+    (folder / "index").rename(tmp_path / "index")
+    (other / "index").rename(folder / "index")
+    serving = load(folder / "model", index=str(folder / "index"), device="cpu")
+    assert state_of(serving) == "index_mismatch"
+    put(tmp_path, folder, "index")
+    asyncio.run(serving.reload_if_changed())
+    assert state_of(serving) == "ready"
+    serving.close()
+
+
 def test_a_missing_index_leaves_the_model_and_is_not_ready(tmp_path: Path) -> None:
     model = publish(tmp_path / "model")
     serving = load(model.path, index=str(tmp_path / "nothing"), device="cpu")
     assert serving.current.predictor.digest == model.digest
-    with pytest.raises(ApiError) as refusal:
-        serving.current.check()
-    assert refusal.value.code == "index_unusable"
+    assert state_of(serving) == "index_unusable"
     serving.close()
 
 

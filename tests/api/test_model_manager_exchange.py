@@ -10,24 +10,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-import torch
-from safetensors.torch import save
 
 from medclip_dcl.core.artifact import read_artifact_header
-from medclip_dcl.inference.model_package import BANK_FILE, rewrite_package
-from tests.support.published import publish, random_range
+from tests.api.test_model_manager import put
 from tests.support.service import PATIENCE_S, Service, png, running, store
-from tests.support.tiny_models import random_images
 
 CLIENTS = 4
 PARTS = ("model", "index")
-
-
-def put(new: Path, folder: Path, part: str) -> None:
-    """Rename a new artifact into the place of the old one, as the jobs do."""
-    (folder / part).rename(folder / f"old_{part}")
-    (new / part).rename(folder / part)
-    shutil.rmtree(folder / f"old_{part}")
 
 
 def digests(folder: Path) -> tuple[str, str]:
@@ -121,21 +110,7 @@ def test_model_and_index_are_exchanged_as_a_pair_without_a_failed_request(tmp_pa
     assert 'medclip_swaps_total{outcome="refused"} 2.0' in figures
 
 
-def test_a_service_that_waits_for_its_index_is_ready_once_it_is_there(tmp_path: Path) -> None:
-    folder, other = store(tmp_path / "now"), store(tmp_path / "other", seed=1)
-    (folder / "index").rename(folder / "right")
-    (other / "index").rename(folder / "index")
-    with running(folder, wait=False, watch_s=0.1) as service, service.client() as client:
-        wait_for(service, "not_ready")
-        assert client.get("/ready").json()["code"] == "index_mismatch"
-        shutil.rmtree(folder / "index")
-        (folder / "right").rename(folder / "index")
-        wait_for(service, "ready")
-        assert client.get("/ready").status_code == 200
-
-
-def test_who_is_inside_when_the_service_stops_is_answered_and_nobody_else(tmp_path: Path) -> None:
-    folder = store(tmp_path)
+def test_who_is_inside_when_the_service_stops_is_answered_and_nobody_else(folder: Path) -> None:
     with running(folder) as service:
         reported: list[int] = []
 
@@ -160,38 +135,3 @@ def test_who_is_inside_when_the_service_stops_is_answered_and_nobody_else(tmp_pa
         host, port = service.url.removeprefix("http://").strip("/").split(":")
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, int(port)))
-
-
-def of_other_features(folder: Path) -> None:
-    """Publish a model whose range is of other features than images have."""
-    known = random_range()
-    short = known.model_copy(update={"mean": (0.0,), "precision": ((1.0,),)})
-    publish(folder, seed=2, known=short)
-
-
-def with_a_bank_of_another_width(folder: Path) -> None:
-    """Publish a model whose bank has vectors of another length than its own."""
-    model = publish(folder, seed=2, bank=random_images(6, 64))
-
-    def write(draft: Path) -> None:
-        (draft / BANK_FILE).write_bytes(save({"regions": torch.ones(6, 4, 4, 5).half()}))
-
-    rewrite_package(model, folder, [BANK_FILE], write)
-
-
-@pytest.mark.parametrize("spoil", [of_other_features, with_a_bank_of_another_width])
-def test_a_model_that_cannot_answer_is_never_ready_and_replaces_none_that_can(tmp_path, spoil):
-    now, good, again = (tmp_path / name for name in ("now", "good", "again"))
-    before = publish(good / "model").digest
-    for folder in (now, again):
-        spoil(folder / "model")
-    with running(now, wait=False, watch_s=0.1, index="") as service, service.client() as client:
-        wait_for(service, "not_ready")
-        assert client.get("/ready").json()["code"] == "model_unusable"
-        put(good, now, "model")
-        wait_for(service, "ready")
-        put(again, now, "model")
-        wait_for(service, "swap_refused")
-        assert client.get("/ready").status_code == 200
-        answer = client.post("/classify", files={"image": ("image", png())})
-        assert (answer.status_code, answer.json()["model"]) == (200, before)
