@@ -25,8 +25,7 @@ from medclip_dcl.likelihood.eta import read_eta
 from medclip_dcl.text.sentences import SENTENCES
 from medclip_dcl.training.sampler import RaggedIndex
 
-_STRINGS_AT_ONCE = 8192
-_TEXTS_AT_ONCE = 8192
+_AT_ONCE = 8192  # strings that become Python objects
 
 
 class Strings(Sequence[str]):
@@ -50,8 +49,8 @@ class Strings(Sequence[str]):
         return value
 
     def __iter__(self) -> Iterator[str]:
-        for start in range(0, len(self), _STRINGS_AT_ONCE):
-            yield from self.column.slice(start, _STRINGS_AT_ONCE).to_pylist()
+        for start in range(0, len(self), _AT_ONCE):
+            yield from self.column.slice(start, _AT_ONCE).to_pylist()
 
 
 @dataclass(frozen=True)
@@ -163,8 +162,8 @@ class TokenTable:
     ) -> None:
         lengths, pieces = [np.zeros(1, dtype=np.int64)], [np.zeros(0, dtype=np.int32)]
         # In parts: lists of lists of a million sentences would take ten times the arrays' memory.
-        for start in range(0, len(texts), _TEXTS_AT_ONCE):
-            part = list(texts[start : start + _TEXTS_AT_ONCE])
+        for start in range(0, len(texts), _AT_ONCE):
+            part = list(texts[start : start + _AT_ONCE])
             rows = tokenizer(
                 part, truncation=True, max_length=max_tokens, split_special_tokens=True
             )["input_ids"]

@@ -164,9 +164,8 @@ class ImageTextDataset:
         texts = self._corpus.text_of[rows.sentences]
         mine, slots = self._mine, len(rows.studies)
         # For all slots, so that a view does not depend on the number of processes.
-        if self._seed is None:
-            views = centre_crops(slots, self._slack)
-        else:
+        views = centre_crops(slots, self._slack)
+        if self._seed is not None:
             generator = generator_for(self._seed, RngStream.VIEW, step)
             views = draw_crops(generator, slots, self._slack)
         # Pixels and word pieces are large: of these this process makes its own share alone.

@@ -10,9 +10,10 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -46,7 +47,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
-class MetricsLog:
+class MetricsLog(AbstractContextManager["MetricsLog"]):
     """Appends lines to the log in a folder; those after `step` of a killed run are dropped.
 
     `last` is the last line of figures that was kept; empty where there is none.
@@ -73,9 +74,6 @@ class MetricsLog:
         """Flush the log to the disk: a checkpoint is about to claim its steps."""
         with disk_faults_named(self._path):
             os.fsync(self._stream.fileno())
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_error: object) -> None:
         self._stream.close()

@@ -95,14 +95,14 @@ def needed(value: Tensor | None, name: str) -> Tensor:
 
 def debiased(inputs: ObjectiveInputs) -> ObjectiveOutput:
     """Compute the paper's loss: same candidates join the positives, unclear ones leave."""
-    same, unclear = inputs.same, inputs.unclear
+    weights, unclear = inputs.weights, inputs.unclear
+    if unclear is not None:  # what is not known of neither pushes nor pulls
+        kept = torch.ones_like(inputs.s) if weights is None else weights
+        weights = kept.masked_fill(unclear, 0.0)
     terms = debiased_terms(
-        inputs.s,
-        inputs.positive,
-        inputs.eta,
-        inputs.gamma,
-        weights=_without(inputs.weights, unclear),
-        known_mates=same,
+        *(inputs.s, inputs.positive, inputs.eta, inputs.gamma),
+        weights=weights,
+        known_mates=inputs.same,
     )
     return ObjectiveOutput(terms.loss(inputs.settings.floor), terms.gauges())
 
@@ -119,16 +119,6 @@ def multi_positive(inputs: ObjectiveInputs) -> ObjectiveOutput:
     loss = multi_positive_loss(inputs.s, same, inputs.unclear, positive=inputs.positive)
     # Gauges are InfoNCE's, so that logs of different objectives can be compared.
     return ObjectiveOutput(loss, info_nce(inputs).gauges)
-
-
-def _without(
-    weights: Float[Tensor, "anchors candidates"] | None,
-    unclear: Bool[Tensor, "anchors candidates"] | None,
-) -> Float[Tensor, "anchors candidates"] | None:
-    """Take candidates of which nothing is known out of the loss: they neither push nor pull."""
-    if unclear is None:
-        return weights
-    return (~unclear).float() if weights is None else weights.masked_fill(unclear, 0.0)
 
 
 # --- Weights on negatives: `objective.negatives`

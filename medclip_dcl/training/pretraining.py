@@ -84,14 +84,10 @@ def draw_views(
     middle = rng.uniform(-1, 1, (2, count)) * (1 - half)
     angle = rng.uniform(-_TURN_RAD, _TURN_RAD, count)
     factors = 1 + _JITTER * rng.uniform(-1, 1, (2, count))
-    turned = np.stack(
-        [
-            np.stack([half[0] * np.cos(angle), -half[1] * np.sin(angle), middle[0]], axis=1),
-            np.stack([half[0] * np.sin(angle), half[1] * np.cos(angle), middle[1]], axis=1),
-        ],
-        axis=1,
-    )
-    affine = torch.from_numpy(turned).float()
+    cosine, sine = np.cos(angle), np.sin(angle)
+    across = [half[0] * cosine, -half[1] * sine, middle[0]]
+    down = [half[0] * sine, half[1] * cosine, middle[1]]
+    affine = torch.from_numpy(np.array([across, down])).permute(2, 0, 1).float()  # (count, 2, 3)
     brightness, contrast = torch.from_numpy(factors).float().view(2, -1, 1, 1, 1)
     # All first views, then all second ones, as `view_loss` pairs them.
     shown = pixels.float().unsqueeze(1).repeat(2, 1, 1, 1) / 255

@@ -58,9 +58,13 @@ def package_model(
     model_package.write_model_package(
         folder, weights, config, card, corpus.subject_ids, setup.start.write_text_files
     )
+    columns = ["image_id", "subject_id", "split"]
+    listed = read_table(inputs.manifest.path, IMAGES, columns).to_pylist()
     if len(corpus.subject_ids) > 1:  # one patient's images say nothing of another's
-        model_package.write_input_range(folder, _input_range(inputs, corpus))
-    model_package.write_offsets(folder, *_fit_offsets(folder, packaged, card, inputs, corpus))
+        known = _input_range(setup.prepared, corpus, listed)
+        model_package.write_input_range(folder, known)
+    draft = model_package.SavedModel(folder, "draft", packaged, card, None)
+    model_package.write_offsets(folder, *_fit_offsets(draft, setup.prepared, corpus, listed))
     return {
         "steps": trained.state.step,
         "skipped": trained.state.skipped,
@@ -71,13 +75,13 @@ def package_model(
     }
 
 
-def _input_range(inputs: TrainInputs, corpus: Corpus) -> model_package.InputRange:
+def _input_range(
+    images: PreparedImages, corpus: Corpus, listed: Sequence[Mapping[str, str]]
+) -> model_package.InputRange:
     # Some of the training images stand for all where they are many.
     rows = corpus.image_rows
     taken = spread_rows(len(rows), _RANGE_IMAGES)
-    table = read_table(inputs.manifest.path, IMAGES, ["image_id", "subject_id"]).to_pylist()
-    patient_of = {row["image_id"]: row["subject_id"] for row in table}
-    images = PreparedImages(inputs.prepared)
+    patient_of = {row["image_id"]: row["subject_id"] for row in listed}
     return fit_input_range(
         [images.pixels(int(rows[index])) for index in taken],
         [patient_of[corpus.image_ids[index]] for index in taken],
@@ -85,16 +89,13 @@ def _input_range(inputs: TrainInputs, corpus: Corpus) -> model_package.InputRang
 
 
 def _fit_offsets(
-    folder: Path,
-    config: TrainingConfig,
-    card: Mapping[str, Any],
-    inputs: TrainInputs,
+    draft: model_package.SavedModel,
+    images: PreparedImages,
     corpus: Corpus,
+    listed: Sequence[Mapping[str, str]],
 ) -> tuple[model_package.PromptOffsets, Tensor]:
     """Encode a bank of images with the model in the draft, and fit its prompts' levels to them."""
-    images = PreparedImages(inputs.prepared)
-    table = read_table(inputs.manifest.path, IMAGES, ["image_id", "split"]).to_pylist()
-    held_out = [row["image_id"] for row in table if row["split"] == "validate"]
+    held_out = [row["image_id"] for row in listed if row["split"] == "validate"]
     split: Literal["validate", "train"] = "validate"
     # The manifest has images that were refused when they were prepared.
     image_ids = [item for item in held_out if item in images.row_of]
@@ -103,9 +104,7 @@ def _fit_offsets(
     image_ids = [image_ids[index] for index in spread_rows(len(image_ids), _BANK_IMAGES)]
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    predictor = build_predictor(
-        model_package.SavedModel(folder, "draft", config, card, None), device
-    )
+    predictor = build_predictor(draft, device)
     # Activations of the whole bank would not fit: it is encoded pass by pass.
     parts = np.array_split(np.array(image_ids), math.ceil(len(image_ids) / _IMAGES_PER_PASS))
     pixels = (

@@ -101,24 +101,16 @@ class TrainConfig(Section):
         return tree
 
     @model_validator(mode="after")
-    def _one_length(self) -> Self:
+    def _fits_together(self) -> Self:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(
                 f"steps is {self.steps} and epochs is {self.epochs}; give one of them, and null "
                 "for the other where a base sets it"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _batch_divides(self) -> Self:
         if self.global_batch % self.processes:
             raise ValueError(
                 f"global_batch {self.global_batch} is not a multiple of processes {self.processes}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _best_is_measured(self) -> Self:
         if self.best_metric and not self.validate_every_steps:
             raise ValueError(f"best_metric {self.best_metric} needs validate_every_steps")
         # Losses are of batches; the others ask images.

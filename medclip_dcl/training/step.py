@@ -175,16 +175,11 @@ def backward_in_chunks(
             torch.manual_seed(seeds[number])
             outputs = list(objective.encode(network, part))
             slopes = [None if item is None else item[start:stop] for item in gradients]
-            if is_last:
-                _add_scale(encoder, outputs, slopes)
+            # Gamma has its gradient from the loss, and no encoder calls it: without a part in this
+            # backward pass the distributed wrapper would wait for it.
+            if is_last and encoder.gamma.requires_grad:
+                outputs.append(encoder.gamma * 1)
+                slopes.append(torch.zeros_like(encoder.gamma))
             torch.autograd.backward(outputs, slopes)
         start = stop
     return output
-
-
-def _add_scale(encoder: DualEncoder, outputs: list[Tensor], slopes: list[Tensor | None]) -> None:
-    # Gamma has its gradient from the loss, and no encoder calls it: without a part in this backward
-    # pass the distributed wrapper would wait for it.
-    if encoder.gamma.requires_grad:
-        outputs.append(encoder.gamma * 1)
-        slopes.append(torch.zeros_like(encoder.gamma))
