@@ -84,7 +84,10 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
         text = find_config(path).read_text(encoding="utf-8")
         tree = yaml.load(text, _Loader)  # noqa: S506 (a safe one)
     except FileNotFoundError as error:
-        raise ConfigError(f"{what} {path} does not exist; {_other_file(path)}") from error
+        name = path.with_suffix("").as_posix().removeprefix("configs/")
+        near = difflib.get_close_matches(name, config_names(), n=1)
+        meant = f"did you mean {near[0]}?" if near else "give a file, or a name such as demo"
+        raise ConfigError(f"{what} {path} does not exist; {meant}") from error
     except OSError as error:
         raise ConfigError(f"{what} {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -92,7 +95,9 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         at = error.problem_mark or error.context_mark
         place = f", line {at.line + 1}, column {at.column + 1}" if at else ""
-        raise ConfigError(f"{what} {path}{place}: {_problem(error)}; correct it") from error
+        # Without names of tags and anchors, which are words of the file.
+        problem = re.sub(r"'[^'<]{3,}'", "a name", error.problem or "it is not YAML")
+        raise ConfigError(f"{what} {path}{place}: {problem}; correct it") from error
     except RecursionError as error:
         raise ConfigError(
             f"{what} {path} has lists or keys more than {_MOST_DEPTH} deep; flatten them"
@@ -122,17 +127,6 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             given.add(str(key.value))
         return super().construct_mapping(node, deep)
-
-
-def _problem(error: yaml.MarkedYAMLError) -> str:
-    # Without names of tags and anchors, which are words of the file.
-    return re.sub(r"'[^'<]{3,}'", "a name", error.problem or "it is not YAML")
-
-
-def _other_file(path: Path) -> str:
-    name = path.with_suffix("").as_posix().removeprefix("configs/")
-    near = difflib.get_close_matches(name, config_names(), n=1)
-    return f"did you mean {near[0]}?" if near else "give a file, or a name such as demo"
 
 
 def _growth(tree: Any) -> str:

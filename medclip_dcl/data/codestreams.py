@@ -70,16 +70,14 @@ def plain_png(stream: bytes) -> bytes:
     for _ in range(_MAX_CHUNKS):
         stop = at + 12 + _number(stream, at, 4)
         kind = stream[at + 4 : at + 8]
-        if kind in _PIXEL_CHUNKS or (_may_orient(kind, stream, at) and _is_whole(stream, at, stop)):
+        is_oriented = kind in _TEXT_CHUNKS and stream.startswith(_ORIENTED, at + 8)
+        may_orient = (kind == b"eXIf" or is_oriented) and _is_whole(stream, at, stop)
+        if kind in _PIXEL_CHUNKS or may_orient:
             parts.append(stream[at:stop])
         if kind == b"IEND" or stop >= len(stream):
             return b"".join(parts)
         at = stop
     raise ImageError("corrupt", f"the PNG has more than {_MAX_CHUNKS} chunks")
-
-
-def _may_orient(kind: bytes, stream: bytes, at: int) -> bool:
-    return kind == b"eXIf" or (kind in _TEXT_CHUNKS and stream.startswith(_ORIENTED, at + 8))
 
 
 def _is_whole(stream: bytes, at: int, stop: int) -> bool:

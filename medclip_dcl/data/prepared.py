@@ -293,8 +293,16 @@ def _workers(
     root: Path, settings: ImagesConfig, workers: int
 ) -> Iterator[tuple[Executor, _Reader, Callable[[], int]]]:
     """Open an executor, here or on a cluster, what it is to do with images, and its cores."""
-    if settings.dask_scheduler:
-        with _cluster(settings.dask_scheduler) as client:
+    if address := settings.dask_scheduler:
+        try:
+            cluster = importlib.import_module("distributed").Client(address, set_as_default=False)
+        except (ImportError, OSError, ValueError) as error:
+            raise ConfigError(
+                f"no Dask scheduler answers at images.dask_scheduler {address!r}, or Dask is not "
+                "installed here: start one, run pip install '.[dask]' in the checkout, or leave "
+                "the setting empty to use this machine"
+            ) from error
+        with cluster as client:
             # Absolute, as workers have a current folder of their own; not pure, else Dask would
             # answer a batch that it has seen from memory.
             apart = partial(_read_on_cluster, root=root.absolute(), settings=settings)
@@ -314,17 +322,6 @@ def _workers(
             yield threads, read, lambda: workers
         finally:
             threads.shutdown(cancel_futures=True)
-
-
-def _cluster(address: str) -> Any:
-    try:
-        return importlib.import_module("distributed").Client(address, set_as_default=False)
-    except (ImportError, OSError, ValueError) as error:
-        raise ConfigError(
-            f"no Dask scheduler answers at images.dask_scheduler {address!r}, or Dask is not "
-            "installed here: start one, run pip install '.[dask]' in the checkout, or leave the "
-            "setting empty to use this machine"
-        ) from error
 
 
 def shards_ahead(cores: Callable[[], int], shard_rows: int) -> int:

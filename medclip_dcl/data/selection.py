@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -306,8 +306,20 @@ def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict
     if raw.labels is not None:
         labels = labels_of(raw.labels, chosen.subjects)
     write_table(folder, form, labels)
-    write_table(folder, manifest.IMAGES, _image_rows(chosen.images, split_of))
-    write_table(folder, manifest.REPORTS, _report_rows(chosen, split_of))
+    images = ({**image._asdict(), "split": split_of[image.subject_id]} for image in chosen.images)
+    # Sizes are for boxes: a prepared image has its own.
+    columns = manifest.IMAGES.schema.names
+    write_table(folder, manifest.IMAGES, ({name: row[name] for name in columns} for row in images))
+    reports = (
+        {
+            "study_id": study,
+            "subject_id": chosen.subjects[study],
+            "split": split_of[chosen.subjects[study]],
+            **text._asdict(),
+        }
+        for study, text in sorted(chosen.texts.items())
+    )
+    write_table(folder, manifest.REPORTS, reports)
     write_table(folder, manifest.BOXES, boxes)
     stage = {"stage": manifest.ARTIFACT.job}
     write_table(folder, manifest.REJECTS, (item._asdict() | stage for item in chosen.rejects))
@@ -328,22 +340,6 @@ def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict
         "rejected": len(chosen.rejects),
         "reasons": dict(sorted(by_reason(chosen.rejects).items())),
     }
-
-
-def _image_rows(
-    images: Iterable[ImageRecord], split_of: Mapping[str, str]
-) -> Iterator[dict[str, Any]]:
-    for image in images:
-        # Sizes are for boxes: a prepared image has its own.
-        shown = {name: value for name, value in image._asdict().items() if name[-3:] != "_px"}
-        yield shown | {"split": split_of[image.subject_id]}
-
-
-def _report_rows(chosen: Selection, split_of: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    for study in sorted(chosen.texts):
-        subject = chosen.subjects[study]
-        row = {"study_id": study, "subject_id": subject, "split": split_of[subject]}
-        yield row | chosen.texts[study]._asdict()
 
 
 def labels_of(labels: pa.Table, studies: Collection[str]) -> pa.Table:

@@ -203,7 +203,13 @@ def write_cache(
         line = {"a": settings.a, "k": settings.k}
         raw = eta_from_pll(torch.from_numpy(pll_nats.to_numpy().copy()), **line)
     elif table is not None:
-        raw = torch.from_numpy(_given(table, distinct["text_key"].to_pylist()))
+        keys, values = distinct["text_key"].to_pylist(), read_given_table(table)
+        if missing := [key for key in keys if key not in values]:
+            raise ScoreError(
+                f"eta.table lacks {len(missing)} of {len(keys)} sentences, the first with key "
+                f"{missing[0]}; add them (0: no correction)"
+            )
+        raw = torch.tensor([values[key] for key in keys], dtype=torch.float64)
     else:
         raw = torch.full((len(distinct),), settings.constant, dtype=torch.float64)
     capped = cap_eta(raw, settings.eta_max).numpy()
@@ -218,17 +224,6 @@ def write_cache(
     write_table(folder, ETA, pa.table(columns))
     count = distinct["count"].to_numpy().astype(np.int64)
     return _summary(raw.numpy(), capped, count, settings) | line
-
-
-def _given(table: Path, keys: list[str]) -> Floats:
-    values = read_given_table(table)
-    missing = [key for key in keys if key not in values]
-    if missing:
-        raise ScoreError(
-            f"eta.table lacks {len(missing)} of {len(keys)} sentences, the first with key "
-            f"{missing[0]}; add them (0: no correction)"
-        )
-    return np.array([values[key] for key in keys])
 
 
 def _scored(inputs: Mapping[str, Artifact], distinct: pa.Table) -> pa.Table:

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
-
 from medclip_dcl.core.errors import ConfigError, StudyError
 from medclip_dcl.core.plugins import SOURCES
 from medclip_dcl.data.dicom.metadata import read_header
@@ -92,8 +90,14 @@ def read_source(settings: SourceConfig, resolve: Resolve) -> Source:
     if settings.labels:
         raw.tables["labels"] = find_file("labels", settings.labels, root, resolve)
         raw = replace(raw, labels=join_labels(raw, raw.tables["labels"], settings))
-    elif raw.labels is not None:
-        _require_findings(raw.labels, settings)
+    elif raw.labels is not None and (
+        lacking := sorted(set(settings.findings) - set(raw.labels.column_names))
+    ):
+        # The labels of MIMIC-CXR and Open-i are CheXpert's, whatever the settings call them.
+        raise ConfigError(
+            f"source.findings names {lacking}, which the labels of kind {settings.kind} do not "
+            "have; name a table that has them in source.labels"
+        )
     if settings.template:
         raw = speak_labels(raw, settings)
     if not settings.boxes:
@@ -101,15 +105,6 @@ def read_source(settings: SourceConfig, resolve: Resolve) -> Source:
     raw.tables["boxes"] = find_file("boxes", settings.boxes, root, resolve)
     read = read_boxes(raw.tables["boxes"], raw.images, settings, raw.root)
     return Source(raw, read)
-
-
-def _require_findings(labels: pa.Table, settings: SourceConfig) -> None:
-    # The labels of MIMIC-CXR and Open-i are CheXpert's, whatever the settings call them.
-    if lacking := sorted(set(settings.findings) - set(labels.column_names)):
-        raise ConfigError(
-            f"source.findings names {lacking}, which the labels of kind {settings.kind} do not "
-            "have; name a table that has them in source.labels"
-        )
 
 
 def images_root(settings: SourceConfig, resolve: Resolve) -> Path:
