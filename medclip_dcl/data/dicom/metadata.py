@@ -1,13 +1,13 @@
 """First bytes of a DICOM file -> its transfer syntax, and whose image it is.
 
-Two walks, over the file meta group and over the start of the data set, without a parser: they
-allocate nothing beyond the bytes they are given, follow no nesting, and end after a fixed number
-of elements. Values of all other tags are stepped over unread.
+Two walks, over the file meta group and over the data set, without a parser: they allocate nothing
+beyond the bytes they are given, follow no nesting, and end after a fixed number of elements.
 """
 
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -70,14 +70,6 @@ _CODE = re.compile(r"[A-Z0-9 _]{0,16}")
 _INSTANCE_UID = (0x0008, 0x0018)
 
 
-class _CutShort(Exception):
-    """The bytes end before the walk does."""
-
-
-class _TooMany(_CutShort):
-    """The walk ends before the bytes do."""
-
-
 @dataclass(frozen=True)
 class Header:
     """Ids, view and modality of an image; empty where they are blank or no code.
@@ -105,7 +97,7 @@ def parse_header(data: bytes) -> Header | None:
     """Read the header of the bytes of a file, as `read_header` does."""
     try:
         return _header(_values(data[:_FAR], max(TAGS)))
-    except _CutShort:
+    except ImageError:
         return None
 
 
@@ -122,12 +114,8 @@ def _read_values(path: Path, last: _Tag) -> dict[_Tag, bytes] | None:
         # The ids stand in the first kilobytes, unless long private elements stand before them.
         for size in (_NEAR, _FAR):
             stream.seek(0)
-            data = stream.read(size)
-            try:
-                return _values(data, last)
-            except _CutShort:
-                if len(data) < size:
-                    return None
+            with suppress(ImageError):
+                return _values(stream.read(size), last)
     return None
 
 
@@ -150,15 +138,10 @@ def _header(elements: dict[_Tag, bytes] | None) -> Header | None:
 
 
 def _values(data: bytes, last: _Tag) -> dict[_Tag, bytes] | None:
-    """Return the values of `TAGS` in a file's data set, up to the tag `last`."""
+    """Return the values of `TAGS` in a file's data set, up to the tag `last`; ImageError."""
     if not is_dicom(data):
         return None
-    try:
-        syntax, start = read_file_meta(data)
-    except ImageError as error:
-        if error.code == "truncated":
-            raise _CutShort from error
-        return None
+    syntax, start = read_file_meta(data)
     if syntax == DEFLATED:
         try:
             # To a bound, where a bomb ends.
@@ -167,13 +150,13 @@ def _values(data: bytes, last: _Tag) -> dict[_Tag, bytes] | None:
             return None
         start = 0
     values: dict[_Tag, bytes] = {}
-    for tag, at, length in _elements(data, start, SYNTAXES.get(syntax, Syntax())):
+    for tag, _, at, length in walk_elements(data, start, SYNTAXES.get(syntax, Syntax())):
         if tag > last:  # elements are sorted: nothing wanted follows
             break
         if tag in TAGS and length != UNDEFINED:
             values[tag] = data[at : at + length]
             if len(values[tag]) < length:
-                raise _CutShort
+                raise ImageError("truncated", "the data set ends within an element")
     return values
 
 
@@ -213,46 +196,50 @@ def find_values(data: bytes, at: int, tag: _Tag, form: Syntax) -> list[bytes]:
     """
     values = []
     try:
-        for at_tag, start, length in _elements(data, at, form):
-            if at_tag == tag:
+        for found, _, start, length in walk_elements(data, at, form):
+            if found == tag:
                 values.append(data[start : start + length])
-    except _TooMany as error:
-        raise ImageError(
-            "too_many_elements", f"more than {_MOST_ELEMENTS} elements follow the pixels"
-        ) from error
-    except _CutShort:
-        pass
+    except ImageError as error:
+        if error.code == "too_many_elements":
+            raise
     return values
 
 
-def _elements(data: bytes, at: int, form: Syntax) -> Iterator[tuple[_Tag, int, int]]:
-    """Return tag, start and length of each value that stands in no sequence."""
+def walk_elements(
+    data: bytes, at: int, form: Syntax, most: int = _MOST_ELEMENTS
+) -> Iterator[tuple[_Tag, int, int, int]]:
+    """Yield tag, start, and start and length of the value, of each element in no sequence.
+
+    Raises:
+        ImageError: the data end within an element, or there are more than `most`, those that are
+            within sequences of undefined length included.
+    """
     # Only elements of undefined length are entered, as a count of open sequences and items:
     # what has a length, a sequence too, is stepped over whole. So a file that nests a million
     # deep costs a number, not a stack.
     order, depth = form.order, 0
     unknown = 0  # depth of a sequence that is written as UN: what it holds is in implicit VR
-    for _ in range(_MOST_ELEMENTS):
+    for _ in range(most):
         if at == len(data) and not depth:
             break
         head = data[at : at + 12]
         if len(head) < 8:
-            raise _CutShort
+            raise ImageError("truncated", "the data set ends within an element")
         tag = int.from_bytes(head[:2], order), int.from_bytes(head[2:4], order)
         if tag == (0, 0):  # zeros that fill a block behind the last element
             break
         kind = head[4:6]
-        if (
-            form.implicit or unknown or tag[0] == 0xFFFE
-        ):  # items and delimiters have no VR in any syntax
+        # Items and delimiters have no VR in any syntax, and some writers leave out those of others.
+        has_vr = not (form.implicit or unknown or tag[0] == 0xFFFE)
+        if not (has_vr and kind.isalpha() and kind.isupper()):
             length, wide = int.from_bytes(head[4:8], order), 8
         elif kind in _LONG_VRS:
             length, wide = int.from_bytes(head[8:12], order), 12
         else:
             length, wide = int.from_bytes(head[6:8], order), 8
-        at += wide
+        start, at = at, at + wide
         if not depth:
-            yield tag, at, length
+            yield tag, start, at, length
         if length == UNDEFINED or _NESTING.get(tag, 0) < 0:  # a sequence or an item opens, or ends
             depth += _NESTING.get(tag, 1)
             if kind == b"UN" and wide == 12:
@@ -261,10 +248,10 @@ def _elements(data: bytes, at: int, form: Syntax) -> Iterator[tuple[_Tag, int, i
                 unknown = 0
             continue
         if at + length > len(data):
-            raise _CutShort
+            raise ImageError("truncated", "the data set ends within an element")
         at += length
     else:
-        raise _TooMany
+        raise ImageError("too_many_elements", f"the data set has more than {most} elements")
 
 
 def _text(value: bytes) -> str:

@@ -34,6 +34,7 @@ from medclip_dcl.data.dicom.metadata import (
     Syntax,
     find_values,
     read_file_meta,
+    walk_elements,
 )
 from medclip_dcl.data.grayscale import (
     TOP,
@@ -72,12 +73,9 @@ PIXEL_TAGS = (  # tags that say what the pixels mean; their values stay in the r
 Size = tuple[int, int]  # rows and columns that the data set declares
 
 _WANTED = [Tag(keyword) for keyword in (*PUBLIC_TAGS, *PIXEL_TAGS)]
-_PIXEL_DATA = Tag("PixelData")
-_ANNOTATION = Tag("BurnedInAnnotation")
+_PIXEL_DATA, _ANNOTATION = (0x7FE0, 0x0010), (0x0028, 0x0301)  # BurnedInAnnotation
 _CODE_STRING = re.compile(r"[A-Z0-9 _]{1,16}")
-# Images have some hundred elements, those within sequences included. pydicom reads one to three
-# times for each, which costs it some microseconds.
-_MAX_READS = 25_000
+_MOST_ELEMENTS = 10_000  # images have some hundred, those within sequences included
 _LONGEST_VALUE = 2**16
 _LONGEST_SEQUENCE = 2**20  # of stated length: it is parsed only where it is used; of lookup tables
 
@@ -114,18 +112,6 @@ def read_dicom(data: bytes, settings: ImagesConfig) -> DecodedImage:
     return DecodedImage(picture, facts)
 
 
-class _CountedReads(io.BytesIO):
-    """A stream that ends a parser that reads too often: the one bound on all that it parses."""
-
-    left = _MAX_READS
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        self.left -= 1
-        if self.left < 0:
-            raise ImageError("too_many_elements", f"more than {_MAX_READS} reads of elements")
-        return super().read(size)
-
-
 def read_elements(
     data: bytes, settings: ImagesConfig, wanted: list[BaseTag]
 ) -> tuple[Dataset, str, bytes, int]:
@@ -144,32 +130,27 @@ def read_elements(
         if not inflater.eof:
             code = "too_many_bytes" if len(body) >= settings.max_bytes else "truncated"
             raise ImageError(code, "the deflated data set is cut, or too large once inflated")
-    form = SYNTAXES[syntax]
-    stream = _CountedReads(body)
-    stream.seek(start)
-
+    form, names = SYNTAXES[syntax], {(tag.group, tag.element): tag for tag in wanted}
     annotations: list[bytes] = []
-
-    def stop(tag: BaseTag, _vr: str | None, length: int) -> bool:
+    begins: list[tuple[int, bool]] = []  # where each element does, and whether it is wanted
+    for tag, head, value, length in walk_elements(body, start, form, _MOST_ELEMENTS):
+        begins.append((head, tag in names))
+        if tag >= _PIXEL_DATA:
+            break
         if tag == _ANNOTATION:
-            annotations.append(body[stream.tell() : stream.tell() + min(length, _LONGEST_VALUE)])
-        if tag in wanted and length != UNDEFINED:
-            is_sequence = dictionary_VR(tag) == "SQ"
+            annotations.append(body[value : value + min(length, _LONGEST_VALUE)])
+        if tag in names and length != UNDEFINED:
+            is_sequence = dictionary_VR(names[tag]) == "SQ"
             if length > (_LONGEST_SEQUENCE if is_sequence else _LONGEST_VALUE):
                 raise ImageError("too_many_elements", "the value of a tag is longer than any is")
-        return bool(tag >= _PIXEL_DATA)
-
-    try:
-        tags = read_dataset(
-            stream, form.implicit, form.order == "little", stop_when=stop, specific_tags=[*wanted]
-        )
-    except OSError as error:  # pydicom makes one of whatever is raised within a sequence
-        if stream.left < 0:
-            raise ImageError("too_many_elements", "sequences hold too many elements") from error
-        raise
+    else:
+        begins.append((len(body), False))
+    # Only what is wanted is parsed.
+    parts = [body[head:end] for (head, is_wanted), (end, _) in pairwise(begins) if is_wanted]
+    tags = read_dataset(io.BytesIO(b"".join(parts)), form.implicit, form.order == "little")
     if any(_says_text(annotation) for annotation in annotations[:-1]):  # pydicom keeps the last
         tags.BurnedInAnnotation = "YES"
-    return tags, syntax, body, stream.tell()
+    return tags, syntax, body, begins[-1][0]
 
 
 def require_no_text(annotation: bytes, settings: ImagesConfig) -> bool:
@@ -192,8 +173,7 @@ def annotation_behind(body: bytes, end: int, syntax: str) -> bytes:
 
     Of several one that is neither NO nor blank. ImageError where too many elements follow.
     """
-    tag = _ANNOTATION.group, _ANNOTATION.element
-    values = find_values(body, end, tag, SYNTAXES[syntax])
+    values = find_values(body, end, _ANNOTATION, SYNTAXES[syntax])
     return next(filter(_says_text, values), b"")
 
 
@@ -473,7 +453,7 @@ def _pixel_element(body: bytes, at: int, form: Syntax) -> tuple[int, int, bool]:
     if len(body) < at + 8:
         raise ImageError("no_pixel_data", "the file ends before its pixels")
     tag = tuple(int.from_bytes(body[start : start + 2], form.order) for start in (at, at + 2))
-    if tag != (0x7FE0, 0x0010):
+    if tag != _PIXEL_DATA:
         raise ImageError("no_pixel_data", "the data set has no PixelData element")
     if form.implicit:
         return at + 8, int.from_bytes(body[at + 4 : at + 8], "little"), True
