@@ -1,7 +1,7 @@
 """First bytes of a DICOM file -> its transfer syntax, and whose image it is.
 
-Two walks, over the file meta group and over the data set, without a parser: they allocate nothing
-beyond the bytes they are given, follow no nesting, and end after a fixed number of elements.
+File meta group and data set are walked without a parser: a walk allocates nothing beyond the bytes
+it is given, follows no nesting, and ends after a fixed number of elements.
 """
 
 import re
@@ -59,8 +59,7 @@ UNDEFINED = 0xFFFFFFFF  # length of an element that ends at a delimiter
 
 _NEAR, _FAR = 1 << 16, 1 << 22  # bytes read at first, and where those end too early
 _MOST_ELEMENTS = 4000
-_META_GROUP = b"\x02\x00"  # always explicit VR, little endian
-_TRANSFER_SYNTAX = _META_GROUP + b"\x10\x00"
+_TRANSFER_SYNTAX = (0x0002, 0x0010)  # of the meta group: always explicit VR, little endian
 # In explicit VR these have two reserved bytes and a length of four, all others a length of two.
 _LONG_VRS = {b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT"}
 _LONG_VRS |= {b"UV"}
@@ -169,23 +168,16 @@ def read_file_meta(data: bytes) -> tuple[str, int]:
     Source: DICOM PS3.10, 7.1.
     """
     # The group's own length is not believed: it is walked, as some writers state another.
-    syntax, at = "", PREAMBLE
-    for _ in range(_MOST_ELEMENTS):
-        if data[at : at + 2] != _META_GROUP:
+    syntax, end = "", PREAMBLE
+    for tag, _, start, length in walk_elements(data, PREAMBLE, Syntax()):
+        if tag[0] != 2:
             break
-        is_long = data[at + 4 : at + 6] in _LONG_VRS
-        start = at + (12 if is_long else 8)
-        end = start + int.from_bytes(data[at + (8 if is_long else 6) : start], "little")
-        if end > len(data):
-            raise ImageError("truncated", "the file ends in its meta group")
-        if data[at : at + 4] == _TRANSFER_SYNTAX:
+        end = start + length
+        if tag == _TRANSFER_SYNTAX:
             syntax = _text(data[start:end])
-        at = end
-    else:
-        raise ImageError("too_many_elements", f"the meta group exceeds {_MOST_ELEMENTS} elements")
     if not syntax:
         raise ImageError("unreadable", "the file meta group names no transfer syntax")
-    return syntax, at
+    return syntax, end
 
 
 def find_values(data: bytes, at: int, tag: _Tag, form: Syntax) -> list[bytes]:

@@ -450,18 +450,13 @@ def decode_pixels(
 
 def _pixel_element(body: bytes, at: int, form: Syntax) -> tuple[int, int, bool]:
     """Return offset and length of the pixel value, and whether it is written in 16-bit words."""
-    if len(body) < at + 8:
-        raise ImageError("no_pixel_data", "the file ends before its pixels")
-    tag = tuple(int.from_bytes(body[start : start + 2], form.order) for start in (at, at + 2))
+    tag, _, start, length = next(walk_elements(body, at, form), ((0, 0), 0, 0, 0))
     if tag != _PIXEL_DATA:
         raise ImageError("no_pixel_data", "the data set has no PixelData element")
-    if form.implicit:
-        return at + 8, int.from_bytes(body[at + 4 : at + 8], "little"), True
-    kind = body[at + 4 : at + 6]
-    if kind not in {b"OB", b"OW", b"UN"} or len(body) < at + 12:
+    kind = b"OW" if form.implicit else body[at + 4 : at + 6]
+    if kind not in {b"OB", b"OW", b"UN"}:
         raise ImageError("unreadable", "PixelData is neither OB nor OW")
-    length = int.from_bytes(body[at + 8 : at + 12], form.order)
-    return at + 12, length, kind != b"OB"  # UN: as in implicit VR
+    return start, length, kind != b"OB"  # UN: as in implicit VR
 
 
 def _native(
