@@ -185,14 +185,10 @@ def _answer(
         facts |= {"shape": shades.words.shape, "constant": shades.constant}
         if "size_px" not in request:
             return facts, shades.pixels
-        size_px = request["size_px"]
-        if request["fit"] is None:
-            return facts, grayscale.stretch(
-                shades.words, shades.table, size_px, request["equalize"]
-            )
-        fit = Fit(**request["fit"])
-        levels = grayscale.level_of_shade(facts.get("levels"), fit)[shades.table]
-        return facts, grayscale.fitted(levels[shades.words], size_px, fit)
+        own, how = request["fit"], (request["size_px"], request["equalize"])
+        fit = None if own is None else Fit(**own)
+        levels = facts.get("levels")
+        return facts, grayscale.square_of(shades.words, shades.table, levels, *how, fit)
     except ImageError as error:
         return {"code": error.code, "message": error.message}, None
     except MemoryError:

@@ -319,19 +319,25 @@ def square(
     It shows the image's `window`. `equalize`: whether the histogram is equalised first, as
     MIMIC-CXR-JPG's is; `fit`: as another maker does it.
     """
-    if fit is not None:
-        return fitted(level_of_shade(image.levels, fit)[image.pixels], size_px, fit)
-    return stretch(image.pixels, _identity(), size_px, equalize)
+    table = np.arange(TOP + 1, dtype=np.uint16)
+    return square_of(image.pixels, table, image.levels, size_px, equalize, fit)
 
 
-def stretch(
-    words: Words, table: npt.NDArray[np.uint16], size_px: int, equalize: bool
+def square_of(
+    words: Words,
+    table: npt.NDArray[np.uint16],
+    levels: tuple[float, float] | None,
+    size_px: int,
+    equalize: bool,
+    fit: Fit | None,
 ) -> npt.NDArray[np.uint8]:
     """Return `square` of the image `table[words]`, in one look-up less."""
-    levels = (_equalized(words, table) if equalize else _straight())[table]
-    if words.dtype == np.uint8 and np.array_equal(levels, np.arange(256) << _FINE_BITS):
+    if fit is not None:
+        return _fitted(_level_of_shade(levels, fit)[table][words], size_px, fit)
+    fine = (_equalized(words, table) if equalize else _straight())[table]
+    if words.dtype == np.uint8 and np.array_equal(fine, np.arange(256) << _FINE_BITS):
         return resample(words.view(np.uint8), size_px)  # what most JPEG images come to
-    return resample(_look_up(levels, words), size_px)
+    return resample(_look_up(fine, words), size_px)
 
 
 class Window(NamedTuple):
@@ -352,11 +358,8 @@ def window(height_px: int, width_px: int, size_px: int, fit: Fit | None) -> Wind
     return Window(left * across, top * down, size_px * across, size_px * down)
 
 
-def level_of_shade(levels: tuple[float, float] | None, fit: Fit) -> _Bytes:
-    """Return the level of 0 to 255 for each shade; `levels` are the extremes of an 8-bit picture.
-
-    Of those the level is what is stored, unless the fit is `scaled`.
-    """
+def _level_of_shade(levels: tuple[float, float] | None, fit: Fit) -> _Bytes:
+    # Of 0 to 255; of an 8-bit picture, whose extremes `levels` are, the one that is stored.
     if levels is None or fit.scaled:
         spread: _Bytes = np.floor(np.arange(TOP + 1) * 255 / TOP).astype(np.uint8)  # as hi-ml
         return spread
@@ -365,8 +368,7 @@ def level_of_shade(levels: tuple[float, float] | None, fit: Fit) -> _Bytes:
     return stored
 
 
-def fitted(levels: _Bytes, size_px: int, fit: Fit) -> _Bytes:
-    """Bring levels of 0 to 255, (height, width), to a square as the maker of a checkpoint does."""
+def _fitted(levels: _Bytes, size_px: int, fit: Fit) -> _Bytes:
     height_px, width_px = levels.shape
     height, width, top, left = _placed(height_px, width_px, size_px, fit)
     kind = Image.Resampling[fit.filter.upper()]
@@ -395,11 +397,6 @@ def _placed(height_px: int, width_px: int, size_px: int, fit: Fit) -> tuple[int,
     margins = (height - size_px) / 2, (width - size_px) / 2
     top, left = (round(margin) if fit.half_even else int(margin) for margin in margins)
     return height, width, top, left
-
-
-@cache
-def _identity() -> npt.NDArray[np.uint16]:
-    return np.arange(TOP + 1, dtype=np.uint16)
 
 
 @cache
