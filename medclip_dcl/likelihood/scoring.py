@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -181,22 +181,11 @@ class ScoringOptions:
     engine: EngineName = "auto"
 
 
-class Task(NamedTuple):
-    """Sentences that are scored, and acknowledged, as a whole."""
-
-    number: int
-    texts: tuple[str, ...]
-
-
-class Scores(NamedTuple):
-    """Scores of one task, nats."""
-
-    number: int
-    pll_nats: tuple[float, ...]
+Scores = list[float]  # nats
 
 
 class Scorer:
-    """Scores tasks in this process."""
+    """Scores sentences in this process."""
 
     def __init__(self, options: ScoringOptions) -> None:
         self._variant = options.variant
@@ -214,18 +203,18 @@ class Scorer:
             self._model.to(dtype=getattr(torch, options.dtype))
         self._budget = find_budget(self._model)
 
-    def score(self, task: Task) -> Scores:
-        """Score a task, in order; sentences too long for the model are truncated."""
+    def score(self, texts: Sequence[str]) -> Scores:
+        """Score sentences, in order; those too long for the model are truncated."""
         with _one_thread():
             pll_nats = score_encodings(
                 self._model,
-                encode_sentences(self._tokenizer, task.texts, self._limit),
+                encode_sentences(self._tokenizer, texts, self._limit),
                 self._tokenizer.mask_token_id,
                 self._variant,
                 self._budget,
                 engine=self._engine,
             )
-        return Scores(task.number, tuple(pll_nats.tolist()))
+        return list(pll_nats.tolist())
 
 
 @contextmanager
@@ -241,49 +230,47 @@ def _one_thread() -> Iterator[None]:
 
 def drift(options: ScoringOptions, texts: Sequence[str]) -> float:
     """Measure the largest difference, nats, of a few sentences' scores from those in float32."""
-    task = Task(0, tuple(texts))
-    exact = Scorer(replace(options, dtype="float32", engine="auto")).score(task).pll_nats
-    rough = Scorer(options).score(task).pll_nats
+    exact = Scorer(replace(options, dtype="float32", engine="auto")).score(texts)
+    rough = Scorer(options).score(texts)
     return max(abs(one - other) for one, other in zip(exact, rough, strict=True))
 
 
-def score_tasks(
-    options: ScoringOptions, tasks: Iterable[Task], workers: int
-) -> Generator[Scores, None, None]:
-    """Score tasks in `workers` processes, each task in whichever is free; 1: in this one.
+def score_units(
+    options: ScoringOptions, units: Iterable[Sequence[str]], workers: int
+) -> Generator[tuple[int, Scores], None, None]:
+    """Score units of sentences in `workers` processes, each in whichever is free; 1: in this one.
 
-    Of several processes each has its own GPU, or all are on the CPU. The scores come in the order
-    in which they are finished.
+    Of several processes each has its own GPU, or all are on the CPU. Numbers of units, from 0, come
+    with their scores, in the order in which they are finished.
 
     Raises:
         ScoreError: a score is not a number, or a worker died.
     """
-    waiting = iter(tasks)
+    waiting = enumerate(units)
     if workers <= 1:
         scorer = None
-        for task in waiting:
+        for number, texts in waiting:
             scorer = scorer or Scorer(options)
-            yield scorer.score(task)
+            yield number, scorer.score(texts)
         return
     # Not concurrent.futures: its workers outlive a parent that is killed, hold up one that is
-    # stopped until their task is done, and a dead one is reported without its exit code.
+    # stopped until their unit is done, and a dead one is reported without its exit code.
     numbered = options.device == "cuda"
     crew = dict(
         _start_worker(replace(options, device=f"cuda:{number}") if numbered else options)
         for number in range(workers)
     )
-    idle, busy, answers = list(crew), list[Connection](), list[Scores]()
+    idle, busy, answers = list(crew), dict[Connection, int](), list[tuple[int, Scores]]()
     try:
         while idle:
-            # `idle` first: with nobody idle left, zip must not take a task and drop it.
-            for connection, task in zip(idle, waiting, strict=False):
+            # `idle` first: with nobody idle left, zip must not take a unit and drop it.
+            for connection, (number, texts) in zip(idle, waiting, strict=False):
                 with suppress(ConnectionError):  # it has ended, and its end is received below
-                    connection.send(task)
-                busy.append(connection)
+                    connection.send(texts)
+                busy[connection] = number
             yield from answers  # once the workers have more to do
-            idle = [item for item in wait(busy) if isinstance(item, Connection)] if busy else []
-            busy = [connection for connection in busy if connection not in idle]
-            answers = [_receive(connection, crew[connection]) for connection in idle]
+            idle = [item for item in wait([*busy]) if isinstance(item, Connection)] if busy else []
+            answers = [(busy.pop(item), _receive(item, crew[item])) for item in idle]
     finally:
         for connection, process in crew.items():
             connection.close()
@@ -397,19 +384,17 @@ class CorpusScoring:
         left = left[np.argsort(plan.unit[left], kind="stable")]
         ends = np.flatnonzero(np.diff(plan.unit[left])) + 1
         units = [rows for rows in np.split(left, ends) if len(rows)]
-        tasks = (
-            Task(number, tuple(texts[row] for row in rows)) for number, rows in enumerate(units)
-        )
+        said = ([texts[row] for row in rows] for rows in units)
         total, cost = int(plan.cost.sum()), int(plan.cost[left].sum())
         # By what is left, not by the whole: a nearly finished run needs no crew.
         workers = self._processes(cost * plan.operations)
         with (
             Progress("score sentences", total, "word piece", total - cost) as bar,
-            closing(score_tasks(self._options, tasks, workers)) as finished,  # or workers stay
+            closing(score_units(self._options, said, workers)) as finished,  # or workers stay
         ):
-            for scores in finished:
-                rows = units[scores.number]
-                write_part(folder, [keys[row] for row in rows], scores.pll_nats)
+            for number, pll_nats in finished:
+                rows = units[number]
+                write_part(folder, [keys[row] for row in rows], pll_nats)
                 bar.advance(int(plan.cost[rows].sum()))
 
     def _processes(self, operations: float) -> int:

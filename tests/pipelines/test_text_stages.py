@@ -259,12 +259,12 @@ def stop_after(tasks: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     handed: list[str] = []
     score = Scorer.score
 
-    def scored(self, task):
+    def scored(self, texts):
         if tasks == scored.calls:
             raise KeyboardInterrupt
         scored.calls += 1
-        handed.extend(map(text_key, task.texts))
-        return score(self, task)
+        handed.extend(map(text_key, texts))
+        return score(self, texts)
 
     scored.calls = 0
     monkeypatch.setattr(Scorer, "score", scored)

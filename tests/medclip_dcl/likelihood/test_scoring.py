@@ -12,10 +12,9 @@ from medclip_dcl.likelihood.masked_lm import save_language_model
 from medclip_dcl.likelihood.pll import pseudo_log_likelihood
 from medclip_dcl.likelihood.scoring import (
     ScoringOptions,
-    Task,
     plan_units,
     read_parts,
-    score_tasks,
+    score_units,
     write_part,
 )
 from tests.support.bert import SENTENCES, tiny_bert, tiny_tokenizer
@@ -67,7 +66,7 @@ def test_a_damaged_part_is_left_out_and_counted(tmp_path, harm):
     assert (table.num_rows, damaged) == (1, 1)
 
 
-TASKS = [Task(0, SENTENCES[:2]), Task(1, SENTENCES[2:4]), Task(2, SENTENCES[4:])]
+UNITS = [SENTENCES[:2], SENTENCES[2:4], SENTENCES[4:]]
 
 
 @pytest.fixture
@@ -77,27 +76,25 @@ def options(tmp_path: Path) -> ScoringOptions:
 
 
 def test_workers_give_the_bits_of_one_process_and_those_are_the_scores(options):
-    alone = {scores.number: scores for scores in score_tasks(options, TASKS, 1)}
-    shared = {scores.number: scores for scores in score_tasks(options, TASKS, 2)}
+    alone, shared = (dict(score_units(options, UNITS, workers)) for workers in (1, 2))
     assert shared == alone
     expected = pseudo_log_likelihood(tiny_bert(), tiny_tokenizer(), SENTENCES).tolist()
-    got = [value for number in range(3) for value in alone[number].pll_nats]
+    got = [value for number in range(3) for value in alone[number]]
     assert got == pytest.approx(expected, abs=2e-4)
 
 
 def test_an_overlong_sentence_is_cut_to_what_the_model_reads(options):
     long, cut = "no " * 200, "no " * 62
-    tasks = [Task(0, (long,)), Task(1, (cut,))]
-    scores = [item.pll_nats for item in score_tasks(options, tasks, 1)]
+    scores = dict(score_units(options, [[long], [cut]], 1))
     assert scores[0] == scores[1]
 
 
 def test_faults_and_deaths_of_a_worker_reach_the_caller(options):
     broken = dataclasses.replace(options, device="no_such_device")
     with pytest.raises(ScoreError, match="ended with code 1"):
-        list(score_tasks(broken, TASKS, 2))
+        list(score_units(broken, UNITS, 2))
     with pytest.raises(ScoreError, match="no word piece"):
-        list(score_tasks(options, [Task(7, (" ",)), TASKS[0]], 2))
+        list(score_units(options, [[" "], UNITS[0]], 2))
     (options.folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError):
-        list(score_tasks(options, TASKS, 2))
+        list(score_units(options, UNITS, 2))
