@@ -65,6 +65,7 @@ from .report.preflight import (
 )
 
 Row = dict[str, Any]
+_FILE_REASONS = ("missing_image", "empty_image", "backslash_path", "pointer_file")
 
 PAGE = "preflight.html"
 """Name of the page, in the config's folder."""
@@ -232,16 +233,13 @@ def name_rejects(raw: RawStudies, chosen: Selection) -> list[Found]:
     """Name what the manifest leaves out; an image that goes with its report is named so."""
     study_of = {image.image_id: image.study_id for image in raw.images}
     blamed = {item.id for item in chosen.rejects if item.reason != "no_report"}
-
-    def goes_with_report(name: str) -> bool:  # an image's id may be its study's, too
-        return name in study_of and (study_of[name] != name or name in blamed)
-
-    return [
-        Found("image_without_report", item.id)
-        if item.reason == "no_report" and goes_with_report(item.id)
-        else Found(item.reason, item.id)
-        for item in chosen.rejects
-    ]
+    named = []
+    for reason, name in ((item.reason, item.id) for item in chosen.rejects):
+        # An image's id may be its study's, too.
+        is_image = name in study_of and (study_of[name] != name or name in blamed)
+        goes_along = reason == "no_report" and is_image
+        named.append(Found("image_without_report" if goes_along else reason, name))
+    return named
 
 
 def name_rows(faults: Iterable[Found], raw: RawStudies) -> list[Row]:
@@ -284,32 +282,25 @@ def _describe(inspected: Inspection, faults: Sequence[Found], kind: str, max_sha
     refused = {row["image_id"] for row in inspected.images if row["code"]}
     usable = {study for study in chosen.texts if read[study]["kept"]}
     total = len(raw.images) if raw.has_images else len(raw.studies)
-    splits = {split: {"images": 0, "reports": 0, "patients": 0} for split in SPLITS}
-    for what, patients in (
-        ("images", (image.subject_id for image in chosen.images)),
-        ("reports", (chosen.subjects[study] for study in chosen.texts)),
-        ("patients", inspected.split_of),
-    ):
-        for who in patients:
-            splits[inspected.split_of[who]][what] += 1
+    split_of = inspected.split_of
+    counts = {
+        "images": Counter(split_of[image.subject_id] for image in chosen.images),
+        "reports": Counter(split_of[chosen.subjects[study]] for study in chosen.texts),
+        "patients": Counter(split_of.values()),
+    }
+    dropped: Counter[str] = sum((Counter(row["dropped"]) for row in read.values()), Counter())
     return {
-        "source": {
-            "kind": kind,
-            "has_images": raw.has_images,
-            "by_patient": raw.by_patient,
-        },
+        "source": {"kind": kind, "has_images": raw.has_images, "by_patient": raw.by_patient},
         "steps": count_steps(raw, chosen, usable, refused),
         "lines": make_lines(faults, of, total + len(raw.rejects)),
-        "splits": splits,
+        "splits": {split: {what: n[split] for what, n in counts.items()} for split in SPLITS},
         "images": facts,
         "text": {
             "reports": len(read),
             "sentences": sum(row["kept"] for row in read.values()),
             "languages": dict(Counter(row["language"] for row in read.values()).most_common()),
             "characters": sum(row["characters"] for row in read.values()),
-            "dropped": dict(
-                sum((Counter(row["dropped"]) for row in read.values()), Counter()).most_common()
-            ),
+            "dropped": dict(dropped.most_common()),
         },
         "labels": count_labels(raw.labels, chosen.subjects, read.values()),
         "verdict": judge(chosen, facts, faults, max_share),
@@ -324,23 +315,19 @@ def count_steps(
     `usable`: studies with a usable sentence; `refused`: images that do not open.
     """
     left: dict[str, ImageRecord | Study]
+    lost: dict[str, set[str]] = defaultdict(set)
+    for item in chosen.rejects:
+        lost[item.reason].add(item.id)
     dropped: dict[str, Collection[str]] = {"in the source": ()}  # step -> ids that it drops
     if raw.has_images:
         left = {image.image_id: image for image in raw.images}
-        lost: dict[str, set[str]] = defaultdict(set)
-        for item in chosen.rejects:
-            lost[item.reason].add(item.id)
-        dropped["frontal"] = set[str]().union(*(lost[reason] for reason in VIEW_REASONS))
-        dropped["with a file"] = (
-            lost["missing_image"]
-            | lost["empty_image"]
-            | lost["backslash_path"]
-            | lost["pointer_file"]
-        )
+        study_of = {image.image_id: image.study_id for image in chosen.images}
+        dropped["frontal"] = {name for reason in VIEW_REASONS for name in lost[reason]}
+        dropped["with a file"] = {name for reason in _FILE_REASONS for name in lost[reason]}
         if raw.has_reports:
-            dropped["with text"] = left.keys() - {image.image_id for image in chosen.images}
+            dropped["with text"] = left.keys() - study_of
             dropped["with usable sentences"] = {
-                image.image_id for image in chosen.images if image.study_id not in usable
+                name for name, study in study_of.items() if study not in usable
             }
         dropped["that opens"] = refused
     else:
@@ -450,11 +437,8 @@ def describe_report(parts: Sequence[Part], used: Collection[str]) -> Row:
     readings = [_read(sentence) for sentence in sentences]
     claims = report_labels_of(readings)
     answers = dict.fromkeys(claims.negated, "absent")
-    answers |= dict.fromkeys(claims.uncertain, "uncertain") | dict.fromkeys(
-        claims.asserted, "present"
-    )
-    if claims.normal:
-        answers["No Finding"] = "present"
+    answers |= dict.fromkeys(claims.uncertain, "uncertain")
+    answers |= dict.fromkeys([*claims.asserted, *["No Finding"] * claims.normal], "present")
     dropped: Counter[str] = Counter()
     for piece in pieces:
         dropped[piece.reason] += len("".join(piece.text.split()))
@@ -491,13 +475,14 @@ def _in_words(labels: ReportLabels | None) -> list[Row]:
     """List what a sentence says: finding with its sides, and polarity."""
     if labels is None:
         return []
-    marks = [
-        {"name": " ".join([*sorted(sides), name]), "polarity": "present"}
-        for name, sides in sorted(labels.asserted.items())
-    ]
-    marks += [{"name": name, "polarity": "absent"} for name in sorted(labels.negated)]
-    marks += [{"name": name, "polarity": "uncertain"} for name in sorted(labels.uncertain)]
-    return marks + ([{"name": "normal", "polarity": "normal"}] if labels.normal else [])
+    asserted = [" ".join([*sorted(sides), name]) for name, sides in sorted(labels.asserted.items())]
+    said = {
+        "present": asserted,
+        "absent": sorted(labels.negated),
+        "uncertain": sorted(labels.uncertain),
+        "normal": ["normal"] * labels.normal,
+    }
+    return [{"name": name, "polarity": kind} for kind, names in said.items() for name in names]
 
 
 def count_labels(labels: pa.Table | None, studies: Collection[str], rows: Iterable[Row]) -> Row:

@@ -21,11 +21,7 @@ from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.data.source_settings import ClaimsConfig, SourceConfig
 from medclip_dcl.evaluation import EvaluateConfig
 from medclip_dcl.likelihood import EtaConfig, LanguageModelConfig, LikelihoodConfig
-from medclip_dcl.models.settings import (
-    InferenceConfig,
-    ModelConfig,
-    ProbabilitiesConfig,
-)
+from medclip_dcl.models.settings import InferenceConfig, ModelConfig, ProbabilitiesConfig
 from medclip_dcl.retrieval import IndexConfig, RetrievalConfig
 from medclip_dcl.synthetic import GenerateConfig
 from medclip_dcl.text.sentences import SentencesConfig

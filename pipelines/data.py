@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from medclip_dcl.core.artifact import HEADER, Artifact
 from medclip_dcl.core.artifact_writer import ArtifactWriter
@@ -171,12 +171,6 @@ _SIDES = {"": (), "left": ("left",), "right": ("right",), "both": ("left", "righ
 _NORMAL = "no finding"
 
 
-class _Claim(NamedTuple):
-    finding: str
-    state: int | None
-    side: str
-
-
 def read_claims_table(path: Path, fallback_encoding: str = "") -> GivenClaims:
     """Read the claims of a table.
 
@@ -200,39 +194,36 @@ def read_claims_table(path: Path, fallback_encoding: str = "") -> GivenClaims:
             )
         name = named[0]
         key = text_key(without_number(values[name])) if name == "text" else clean_id(values[name])
-        read = _labels(_claim(values, row, path.name))
+        state, side = label_word(values["state"]), values["side"].lower()
+        if state not in LABEL_CODES or side not in _SIDES:
+            raise StudyError(
+                f"row {row} of {path.name} has no usable state or side; use present, absent or "
+                "uncertain (1, 0, -1), and left, right, both or nothing"
+            )
+        read = _labels(" ".join(values["finding"].split()), LABEL_CODES[state], side)
         before = labels_of[name].get(key)
         labels_of[name][key] = read if before is None else unite((before, read))
     return GivenClaims(labels_of.get("text"), labels_of.get("study_id"))
 
 
-def _claim(values: dict[str, str], row: int, file: str) -> _Claim:
-    state, side = label_word(values["state"]), values["side"].lower()
-    if state not in LABEL_CODES or side not in _SIDES:
-        raise StudyError(
-            f"row {row} of {file} has no usable state or side; use present, absent or uncertain "
-            "(1, 0, -1), and left, right, both or nothing"
-        )
-    return _Claim(" ".join(values["finding"].split()), LABEL_CODES[state], side)
-
-
 def claims_of_template(settings: SourceConfig) -> GivenClaims:
     """Say what the sentences of `source.template` claim, of findings that no labeler knows too."""
     template = template_sentences(settings)
-    claims = [(text, _Claim(name, 1, "")) for name, text in template.present.items()]
-    claims += [(text, _Claim(name, 0, "")) for name, text in template.absent.items() if text]
-    claims += [(template.none, _Claim(_NORMAL, 1, ""))] * bool(template.none)
-    return GivenClaims({text_key(text): _labels(claim) for text, claim in claims})
+    claims = {text: _labels(name, 1) for name, text in template.present.items()}
+    claims |= {text: _labels(name, 0) for name, text in template.absent.items() if text}
+    claims |= {template.none: _labels(_NORMAL, 1)} if template.none else {}
+    return GivenClaims({text_key(text): claim for text, claim in claims.items()})
 
 
-def _labels(claim: _Claim) -> ReportLabels:
-    if not claim.finding or claim.state is None:
+def _labels(finding: str, state: int | None, side: str = "") -> ReportLabels:
+    if not finding or state is None:
         return SILENT
-    if claim.finding.lower() == _NORMAL:
-        return ReportLabels({}, frozenset(), frozenset(), normal=claim.state == 1)
-    own: dict[str, Any] = {"asserted": {}, "negated": frozenset(), "uncertain": frozenset()}
-    if claim.state == 1:
-        own["asserted"] = {claim.finding: frozenset(_SIDES[claim.side])}
-    else:
-        own["uncertain" if claim.state else "negated"] = frozenset({claim.finding})
-    return ReportLabels(**own, normal=False)
+    if finding.lower() == _NORMAL:
+        return ReportLabels({}, frozenset(), frozenset(), normal=state == 1)
+    named = frozenset({finding})
+    return ReportLabels(
+        asserted={finding: frozenset(_SIDES[side])} if state == 1 else {},
+        negated=named if state == 0 else frozenset(),
+        uncertain=named if state == -1 else frozenset(),
+        normal=False,
+    )

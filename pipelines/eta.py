@@ -1,6 +1,5 @@
 """From sentences to eta: a language model, its likelihoods, the class probability of each."""
 
-from collections.abc import Mapping
 from contextlib import suppress
 
 from medclip_dcl.core.artifact import Artifact, json_digest
@@ -83,7 +82,9 @@ def build_eta_cache(job: Job) -> None:
     except ArtifactMissing:  # the likelihoods may have been made elsewhere
         model = None
     if scoring.ARTIFACT.name in opened:
-        _refuse_other_scores(job, opened, model)
+        # Those of another model, tokenizer, variant, dtype or splitter are refused by name.
+        header = scoring.score_header(opened[sentences.ARTIFACT.name], model, job.config.likelihood)
+        scoring.refuse_other_scores(opened[scoring.ARTIFACT.name], header)
     job.make(
         eta.ARTIFACT,
         {"eta": eta.used_settings(settings)},
@@ -92,10 +93,3 @@ def build_eta_cache(job: Job) -> None:
             writer.directory, settings, opened, inputs.values.get("table")
         ),
     )
-
-
-def _refuse_other_scores(job: Job, inputs: Mapping[str, Artifact], model: Artifact | None) -> None:
-    """Refuse likelihoods of another model, tokenizer, variant, dtype or splitter by name."""
-    source = inputs[sentences.ARTIFACT.name]
-    header = scoring.score_header(source, model, job.config.likelihood)
-    scoring.refuse_other_scores(inputs[scoring.ARTIFACT.name], header)

@@ -14,11 +14,7 @@ from medclip_dcl.core.tables import write_table
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.evaluated_model import (
-    adapter_digest,
-    evaluated_model,
-    load_adapter,
-)
+from medclip_dcl.evaluation.evaluated_model import adapter_digest, evaluated_model, load_adapter
 from medclip_dcl.evaluation.questions import (
     Evaluation,
     input_digests,

@@ -166,10 +166,7 @@ def train(
     ConfigError where a setting breaks its rule; StudyError where the table cannot be read;
     JobFailed where a stage failed; the message is the stage's.
     """
-    table, rows = _source(dataset)
-    folder = Path(out or f"runs/{table.stem if table else 'trained'}")
-    if rows is not None:
-        table = _write_rows(rows, folder / "dataset")
+    folder, table = _table_of(dataset, out, "trained", "")
     tree = _tree_of(table, folder, columns, images, callback)
     tree = laid_over(tree, _objective(objective))
     if base is not None:
@@ -217,10 +214,7 @@ def evaluate(
     if isinstance(model, Run):
         model = model.model
     predictor = model if isinstance(model, Predictor) else load(model)
-    table, rows = _source(dataset)
-    folder = Path(out or f"runs/{table.stem if table else 'rows'}-evaluated")
-    if rows is not None:
-        table = _write_rows(rows, folder / "dataset")
+    folder, table = _table_of(dataset, out, "rows", "-evaluated")
     label_columns = _label_columns(labels)
     tree = _tree_of(table, folder, columns, images, callback, label_columns)
     tree = {name: tree[name] for name in ("base", "work", "source") if name in tree}
@@ -235,9 +229,11 @@ def evaluate(
 _PROMPTS = "prompts.yaml"
 
 
-def _source(dataset: Any) -> tuple[Path | None, list[Any] | None]:
+def _table_of(dataset: Any, out: Path | str, default: str, ending: str) -> tuple[Path, Path]:
+    """Name the folder of a run, and its table or config; rows become a table in that folder."""
     if isinstance(dataset, str | os.PathLike):
-        return Path(dataset), None
+        table = Path(dataset)
+        return Path(out or f"runs/{table.stem}{ending}"), table
     if hasattr(dataset, "to_records"):  # a data frame
         dataset = dataset.to_dict("records")
     if isinstance(dataset, Mapping | bytes) or not isinstance(dataset, Iterable):
@@ -254,7 +250,8 @@ def _source(dataset: Any) -> tuple[Path | None, list[Any] | None]:
             "dataset must have one row or more, each a mapping such as {'image': ..., 'report': "
             "..., 'patient': ...}, or a pair of image and report"
         )
-    return None, rows
+    folder = Path(out or f"runs/{default}{ending}")
+    return folder, _write_rows(rows, folder / "dataset")
 
 
 def _write_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
@@ -268,7 +265,8 @@ def _write_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
                 line[name] = str(Path(value).absolute())
             elif is_image(value):
                 data = file_bytes(value)
-                path = folder / "images" / f"{number:06d}{_suffix(data)}"
+                ending = {b"\x89": ".png", b"\xff": ".jpg"}.get(data[:1], ".dcm")
+                path = folder / "images" / f"{number:06d}{ending}"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(path, data)
                 line[name] = str(path.absolute())
@@ -278,12 +276,8 @@ def _write_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
     return folder / "rows.jsonl"
 
 
-def _suffix(data: bytes) -> str:
-    return {b"\x89": ".png", b"\xff": ".jpg"}.get(data[:1], ".dcm")
-
-
 def _tree_of(
-    table: Path | None,
+    table: Path,
     folder: Path,
     columns: Mapping[str, str] | None,
     images: Path | str | None,
@@ -292,7 +286,6 @@ def _tree_of(
 ) -> dict[str, Any]:
     from .init import config_of_table
 
-    assert table is not None
     work = {"work": str(folder.absolute())}
     if table.suffix in {".yaml", ".yml"} or find_config(table).suffix == ".yaml":
         return {"base": str(find_config(table).absolute()), **work}
@@ -371,19 +364,6 @@ def _nested(settings: Mapping[str, Any] | None) -> dict[str, Any]:
     return tree
 
 
-class _Steps:
-    """New lines of the log of training, which other processes write."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._step = max((line["step"] for line in Run(folder).log), default=-1)
-
-    def new(self) -> list[dict[str, Any]]:
-        lines = [line for line in Run(self._folder).log if line["step"] > self._step]
-        self._step = max((line["step"] for line in lines), default=self._step)
-        return lines
-
-
 def _parsed(line: str) -> dict[str, Any] | None:
     with suppress(json.JSONDecodeError):
         event = json.loads(line)
@@ -400,33 +380,38 @@ def _run(tree: dict[str, Any], folder: Path, replace: bool, callback: Callback |
     load_config(folder / CONFIG)  # what is wrong is raised here, as what it is
     command = [sys.executable, "-m", "medclip_dcl.pipelines", "run", str(folder / CONFIG)]
     command += ["--log", "json"] * (callback is not None) + ["--replace"] * replace
-    seen = _Steps(folder)
-    last: list[str] = []
-    every = {} if callback is None else {EVERY_S: "0.5"}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment |= {} if callback is None else {EVERY_S: "0.5"}
+    last_step = max((line["step"] for line in Run(folder).log), default=-1)
+    message = "the run failed"
+
+    def report(*events: dict[str, Any]) -> None:
+        # New lines of the log of training, which other processes write, come first.
+        nonlocal last_step
+        assert callback is not None
+        logged = [line for line in Run(folder).log if line["step"] > last_step]
+        last_step = max((line["step"] for line in logged), default=last_step)
+        for event in (*logged, *events):
+            callback(MappingProxyType(event))
+
     with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **every},
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     ) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                last = [*last[-9:], line.rstrip("\n")]
-                event = _parsed(line) if callback else None
-                if callback is None or event is None:
-                    stream = sys.stdout if callback is None else sys.stderr
-                    print(line, end="", flush=True, file=stream)
-                    continue
-                for one in (*seen.new(), event):
-                    callback(MappingProxyType(one))
-            for one in seen.new() if callback else ():
-                callback(MappingProxyType(one))  # type: ignore[misc]
+                event = _parsed(line)
+                if event is None and ": " in line:
+                    message = line.rstrip("\n")
+                if event is not None and callback:
+                    report(event)
+                else:
+                    print(line, end="", flush=True, file=sys.stderr if callback else sys.stdout)
+            if callback:
+                report()
         except BaseException:
             process.terminate()  # it saves; the same call goes on
             process.stdout.read()
             raise
     if process.returncode:
-        messages = [line for line in last if ": " in line and _parsed(line) is None]
-        raise JobFailed(messages[-1] if messages else "the run failed", process.returncode)
+        raise JobFailed(message, process.returncode)

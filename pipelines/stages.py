@@ -8,6 +8,7 @@ the fingerprint of what it makes has their digests.
 
 import importlib
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +37,7 @@ class Input(NamedTuple):
     name: str
     open: Callable[["Config", "OpenArtifact"], tuple[Any, "Artifact | str"]]
     """Config, and what opens artifacts of the run -> what the stage gets, and its digest."""
-    when: Callable[["Config"], bool]
+    when: Callable[["Config"], object]  # such as a setting, which is empty where it is not
 
 
 class Command(NamedTuple):
@@ -83,24 +84,22 @@ def artifact(name: str, when: Callable[["Config"], bool] = _always) -> Input:
     return Input(name, opened, when)
 
 
-def file(name: str, setting: Callable[["Config"], str], when: Callable[["Config"], bool]) -> Input:
-    """Read the file that a setting names."""
+def file(name: str, setting: str, when: Callable[["Config"], object] | None = None) -> Input:
+    """Read the file that a setting names; by default where it names one."""
 
     def opened(config: "Config", _open: "OpenArtifact") -> tuple[Path, str]:
         from medclip_dcl.core.files import sha256_file
         from medclip_dcl.core.settings import resolve_path
 
-        path = resolve_path(setting(config), config.work)
+        path = resolve_path(attrgetter(setting)(config), config.work)
         if not path.is_file():
             raise ConfigError(f"{name} is read from {path}, which is not a file; correct its path")
         return path, sha256_file(path)
 
-    return Input(name, opened, when)
+    return Input(name, opened, when or attrgetter(setting))
 
 
-def weights(
-    name: str, setting: Callable[["Config"], str], when: Callable[["Config"], bool]
-) -> Input:
+def weights(name: str, setting: str) -> Input:
     """Read the folder of weights, or the name of a hub, that a setting has, and its other files."""
 
     def opened(config: "Config", _open: "OpenArtifact") -> tuple[Path, str]:
@@ -110,10 +109,10 @@ def weights(
         from medclip_dcl.models.public.encoders import files_digest
         from medclip_dcl.models.public.weights import fetch_weights, weights_file
 
-        path = fetch_weights(resolve_path(setting(config), config.work))
+        path = fetch_weights(resolve_path(attrgetter(setting)(config), config.work))
         return path, json_digest([sha256_file(weights_file(path)), files_digest(path)])
 
-    return Input(name, opened, when)
+    return Input(name, opened, attrgetter(setting))
 
 
 # --- Inputs of training, each next to the settings that ask for it
@@ -125,13 +124,10 @@ def _reads_claims(config: "Config") -> bool:
     return is_judge or objective.relation != "none"
 
 
-def _text(config: "Config") -> str:
-    return config.model.pretrained or config.model.text.pretrained
-
-
 def _text_weights(config: "Config", open_artifact: "OpenArtifact") -> "tuple[Path, Artifact | str]":
-    if _text(config):
-        return weights("text_weights", _text, _always).open(config, open_artifact)
+    for setting in ("model.pretrained", "model.text.pretrained"):
+        if attrgetter(setting)(config):
+            return weights("text_weights", setting).open(config, open_artifact)
     model = open_artifact(artifact_type("language_model"))
     return model.path, model
 
@@ -139,8 +135,7 @@ def _text_weights(config: "Config", open_artifact: "OpenArtifact") -> "tuple[Pat
 def _prompts(config: "Config", open_artifact: "OpenArtifact") -> tuple[Any, "Artifact | str"]:
     from medclip_dcl.inference.prompts import read_prompts
 
-    named = file("prompts", lambda config: config.evaluate.prompts, _always)
-    path, digest = named.open(config, open_artifact)
+    path, digest = file("prompts", "evaluate.prompts").open(config, open_artifact)
     return read_prompts(path), digest
 
 
@@ -149,17 +144,13 @@ _TRAIN = (
     Input("text_weights", _text_weights, _always),
     Input("prompts", _prompts, _always),
     artifact("claims", _reads_claims),
-    weights(
-        "image_weights",
-        lambda config: config.model.image.pretrained,
-        lambda config: bool(config.model.image.pretrained),
-    ),
+    weights("image_weights", "model.image.pretrained"),
 )
 
 _ETA = (
     artifact("sentences"),
     artifact("likelihoods", lambda config: config.eta.source == "pll"),
-    file("table", lambda config: config.eta.table, lambda config: config.eta.source == "table"),
+    file("table", "eta.table", lambda config: config.eta.source == "table"),
 )
 
 
@@ -177,9 +168,7 @@ STAGES = {
         DATA, "reports -> sentences", "data", "sentences", (artifact("manifest"),)),
     "read_claims": Command(
         DATA, "sentences -> findings asserted, negated or hedged", "data", "claims",
-        (artifact("sentences"),
-         file("claims_table", lambda config: config.claims.table,
-              lambda config: bool(config.claims.table)))),
+        (artifact("sentences"), file("claims_table", "claims.table"))),
     "fit_language_model": Command(
         DATA, "the corpus -> a masked language model", "eta", "language_model",
         (artifact("sentences", lambda config: config.language_model.steps > 0),)),
