@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,12 +15,7 @@ from medclip_dcl.core.tables import SPLITS, read_table
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.data.records import read_truth, truth_digests
-from medclip_dcl.evaluation.classification import (
-    CORRELATION_LIMIT,
-    REMEDY,
-    Truth,
-    pair_correlation,
-)
+from medclip_dcl.evaluation.classification import CORRELATION_LIMIT, REMEDY, Truth, pair_correlation
 from medclip_dcl.evaluation.decisions import add_calibration, calibrate_findings, share_changed
 from medclip_dcl.evaluation.evaluated_model import encode, evaluated_model
 from medclip_dcl.evaluation.metrics import BootstrapOptions
@@ -36,14 +31,7 @@ from medclip_dcl.evaluation.questions import read_image_rows, refuse_contaminate
 from medclip_dcl.evaluation.results import Rows
 from medclip_dcl.inference import model_package
 from medclip_dcl.inference.heads import Head, read_heads, write_heads
-from medclip_dcl.inference.model_package import (
-    ARTIFACT,
-    HEAD_ARRAYS_FILE,
-    HEADS_FILE,
-    WEIGHTS,
-    ScoreCalibration,
-    read_calibration,
-)
+from medclip_dcl.inference.model_package import ARTIFACT, ScoreCalibration, read_calibration
 from medclip_dcl.inference.predictor import load, published_folder
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.settings import multiplies_bfloat16, settle_inference
@@ -139,9 +127,8 @@ def calibrate_scores(job: Job) -> None:
 
 def _inputs_of_fit(job: Job, model: Artifact) -> dict[str, str]:
     """Name what a fit is made from; of the model all but what fits add to it."""
-    own = {
-        name: model.files[name]["sha256"] for name in (model_package.WEIGHTS, model_package.CARD)
-    }
+    parts = model_package.WEIGHTS, model_package.CARD
+    own = {name: model.files[name]["sha256"] for name in parts}
     root = resolve_path(job.config.source.root, job.config.work)
     images = {kind.name: job.open(kind).digest for kind in (manifest.ARTIFACT, prepared.ARTIFACT)}
     return own | images | truth_digests(root)
@@ -150,16 +137,15 @@ def _inputs_of_fit(job: Job, model: Artifact) -> dict[str, str]:
 def _calibrate(job: Job, inputs: dict[str, str]) -> ScoreCalibration:
     folder, config = ARTIFACT.at(job.work), job.config
     predictor = load(folder)
-    model = evaluated_model(predictor)
-    source, images, rows_of = _rows_by_split(job)
-    prepared.require_fit(job.open(prepared.ARTIFACT, verify=False), predictor.config.images)
+    model, data = evaluated_model(predictor), _open_data(job)
+    prepared.require_fit(data.prepared, predictor.config.images)
     # Training images do not show what the model can do, and test images must stay unseen.
-    rows = rows_of["validate"]
+    rows, images = data.rows["validate"], data.images
     allowed = config.evaluate.allow_contaminated
-    refuse_contaminated(folder, source, rows, images, allowed=allowed)
+    refuse_contaminated(folder, data.source, rows, images, allowed=allowed)
     # Encoded as the service sees them.
     encoded = encode(model.embed_images, rows, images, config.images.fit)
-    truth, origin = truth_of(config, source, rows, predictor.findings)
+    truth, origin = truth_of(config, data.source, rows, predictor.findings)
     logits = np.zeros((len(predictor.findings), len(rows)))
     correlations: list[float | None] = [None] * len(predictor.findings)
     if rows:
@@ -209,23 +195,17 @@ def fit_head(job: Job) -> None:
     model = open_artifact(source, ARTIFACT)
     target = _own_model(folder, model) or model
     labels, inputs = _labels(job), _inputs_of_fit(job, model)
-    rules = HeadRules(
-        job.config.probabilities,
-        BootstrapOptions(job.config.evaluate.bootstrap, _SEED),
-    )
+    resamples = BootstrapOptions(job.config.evaluate.bootstrap, _SEED)
+    rules = HeadRules(job.config.probabilities, resamples)
+    made_from = (rules.plain(), inputs)
     before = {head.card.name: head for head in read_heads(target.path)}
     heads = [before[name] for name in labels if name in before]
-    is_there = [head.card.name for head in heads] == labels and target.path == folder
-    made_from = (rules.plain(), inputs)
+    heads = [head for head in heads if (head.card.settings, head.card.inputs) == made_from]
     state = "reused"
-    if (
-        job.force
-        or not is_there
-        or any((head.card.settings, head.card.inputs) != made_from for head in heads)
-    ):
+    if job.force or target.path != folder or len(heads) < len(labels):
         heads, state = _fit_heads(job, model, labels, rules, inputs), "made"
         every = [head for name, head in before.items() if name not in labels] + heads
-        names = (HEADS_FILE, HEAD_ARRAYS_FILE)
+        names = (model_package.HEADS_FILE, model_package.HEAD_ARRAYS_FILE)
         model_package.rewrite_package(target, folder, names, lambda path: write_heads(path, every))
     job.say(artifact=ARTIFACT.name, state=state, heads=len(heads))
     for head in heads:
@@ -249,8 +229,8 @@ def _own_model(folder: Path, model: Artifact) -> Artifact | None:
         own = open_artifact(folder, ARTIFACT)
     except ArtifactError:
         return None
-    same = own.files[WEIGHTS]["sha256"] == model.files[WEIGHTS]["sha256"]
-    if not same and own.path != model.path:
+    weights = [item.files[model_package.WEIGHTS]["sha256"] for item in (own, model)]
+    if weights[0] != weights[1] and own.path != model.path:
         raise ConfigError(
             f"{folder} holds another model than evaluate.model; give these heads a folder of "
             "their own (--set work=FOLDER)"
@@ -263,18 +243,17 @@ def _labels(job: Job) -> list[str]:
 
     ConfigError where there is none.
     """
-    config = job.config
-    truth = read_truth(resolve_path(config.source.root, config.work))
+    truth = read_truth(resolve_path(job.config.source.root, job.config.work))
     table = manifest.read_labels(job.open(manifest.ARTIFACT, verify=False))
     names = list(manifest.label_names(table))
     if truth is not None:
         names = sorted(frozenset[str]().union(*truth.values()))
-    if truth is None and not table.num_rows:
+    elif not table.num_rows:
         raise ConfigError("no study has labels; set source.columns.labels or source.labels")
-    source, _, rows = _rows_by_split(job)
+    data = _open_data(job)
     able = np.ones(len(names), dtype=bool)
     for split in SPLITS[:2]:
-        shown = _truth(job, source, rows[split], names)
+        shown = _truth(job, data, split, names)
         able &= (shown == 1).any(axis=1) & (shown == 0).any(axis=1)
     if not able.any():
         raise ConfigError(
@@ -284,46 +263,57 @@ def _labels(job: Job) -> list[str]:
     return [name for name, is_able in zip(names, able.tolist(), strict=True) if is_able]
 
 
-def _truth(job: Job, source: Artifact, rows: Rows, labels: Sequence[str]) -> Truth:
+class _Data(NamedTuple):
+    """Manifest and prepared images, which are verified, and the manifest's rows of each split."""
+
+    source: Artifact
+    prepared: Artifact
+    images: PreparedImages
+    rows: dict[str, Rows]
+
+
+def _open_data(job: Job) -> _Data:
+    source, made = (job.open(kind, verify=False) for kind in (manifest.ARTIFACT, prepared.ARTIFACT))
+    images = PreparedImages(made)
+    return _Data(
+        source, made, images, {split: read_image_rows(source, images, split) for split in SPLITS}
+    )
+
+
+def _truth(job: Job, data: _Data, split: str, labels: Sequence[str]) -> Truth:
     findings = [Finding(name, (name,), (name,), label=name) for name in labels]
-    return truth_of(job.config, source, rows, findings)[0]
-
-
-def _rows_by_split(job: Job) -> tuple[Artifact, PreparedImages, dict[str, Rows]]:
-    """Open manifest and images, which are verified, and list the manifest's rows of each split."""
-    source = job.open(manifest.ARTIFACT, verify=False)
-    images = PreparedImages(job.open(prepared.ARTIFACT, verify=False))
-    return source, images, {split: read_image_rows(source, images, split) for split in SPLITS}
+    return truth_of(job.config, data.source, data.rows[split], findings)[0]
 
 
 def _fit_heads(
     job: Job, model: Artifact, labels: list[str], rules: HeadRules, inputs: dict[str, str]
 ) -> list[Head]:
-    config = job.config
-    source, images, rows = _rows_by_split(job)
-    held_out, allowed = rows["validate"] + rows["test"], config.evaluate.allow_contaminated
-    refuse_contaminated(model.path, source, held_out, images, allowed=allowed)
-    _refuse_repeated(rows, images)
+    config, data = job.config, _open_data(job)
+    held_out = data.rows["validate"] + data.rows["test"]
+    allowed = config.evaluate.allow_contaminated
+    refuse_contaminated(model.path, data.source, held_out, data.images, allowed=allowed)
+    _refuse_repeated(data)
     inference = settle_inference(config.inference)
     predictor = load(model.path, engine=inference.engine, precision=inference.precision)
-    made = job.open(prepared.ARTIFACT, verify=False)
-    prepared.require_fit(made, predictor.config.images)
+    prepared.require_fit(data.prepared, predictor.config.images)
     embed = evaluated_model(predictor).embed_means
     parts: dict[str, list[Labelled]] = {name: [] for name in labels}
     for split in SPLITS:
         # Encoded as the service sees them.
-        encoded = encode(embed, rows[split], images, config.images.fit)
+        encoded = encode(embed, data.rows[split], data.images, config.images.fit)
         features = image_features(encoded)
-        for name, truth in zip(labels, _truth(job, source, rows[split], labels), strict=True):
+        for name, truth in zip(labels, _truth(job, data, split, labels), strict=True):
             parts[name].append(labelled_images(features, truth, encoded.subject_ids))
     return [make_head(name, HeadSplits(*each), rules, inputs) for name, each in parts.items()]
 
 
-def _refuse_repeated(rows: dict[str, Rows], images: PreparedImages) -> None:
+def _refuse_repeated(data: _Data) -> None:
     # A patient is in one split; a picture may be in two, under two names.
-    fitted, tested = rows["train"] + rows["validate"], rows["test"]
-    among, queries = ([images.row_of[row["image_id"]] for row in part] for part in (fitted, tested))
-    if repeated := len(images.find_repeats(queries, among)):
+    fitted, tested = data.rows["train"] + data.rows["validate"], data.rows["test"]
+    among, queries = (
+        [data.images.row_of[row["image_id"]] for row in part] for part in (fitted, tested)
+    )
+    if repeated := len(data.images.find_repeats(queries, among)):
         raise ArtifactStale(
             f"the picture of {repeated} of {len(tested)} test images is in the heads' training; "
             "take out the images that check_data calls repeated"
