@@ -1,9 +1,13 @@
 """A table becomes a trained and evaluated model by calls in Python, in an empty folder."""
 
 import csv
+import os
 import re
-from collections.abc import Iterator, Mapping
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,7 @@ import medclip_dcl as medclip
 from medclip_dcl.core.errors import ConfigError, JobFailed, QueryError, StudyError
 from pipelines.stages import DATA, STAGES
 from tests.house.tree import ROOT
+from tests.support import forkserver
 from tests.support.public_checkpoints import PROCESSORS, write_pair
 from tests.support.published import publish
 from tests.support.tiny_models import random_images
@@ -50,11 +55,47 @@ def write_table(table: Path, first: int, count: int, *, has_reports: bool = True
             rows.writerow([f"p{number}", f"images/{number}.png", *report, truth, truth])
 
 
+class Forked:
+    """The process of a run, which need not import anything first: in place of `Popen`."""
+
+    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], **_: object) -> None:
+        assert command[1:3] == ["-m", "medclip_dcl.pipelines"]
+        self._folder = tempfile.TemporaryDirectory()
+        pipe = Path(self._folder.name) / "pipe"
+        os.mkfifo(pipe)
+        words, where = command[3:], ("os:chdir", (str(Path.cwd()),))
+        self._process = forkserver.start(
+            "pipelines.__main__", words, pipe, environment=env, before=where
+        )
+        self.terminate = self._process.terminate
+        self.stdout = pipe.open(encoding="utf-8")
+
+    def __enter__(self) -> "Forked":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdout.close()
+        self._process.join()
+        self._folder.cleanup()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> Iterator[None]:
+    stand_in = SimpleNamespace(Popen=Forked, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("medclip_dcl.pipelines.python.subprocess", stand_in)
+        yield
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder with a table of 200 studies and one of 30 with labels alone."""
+    """An empty folder with a table of 120 studies and one of 30 with labels alone."""
     folder = tmp_path_factory.mktemp("empty")
-    write_table(folder / "studies.csv", 0, 200)
+    write_table(folder / "studies.csv", 0, 120)
     write_table(folder / "test.csv", 200, 30, has_reports=False)
     return folder
 
@@ -217,6 +258,7 @@ def test_what_cannot_be_trained_on_is_refused_before_a_stage_runs(
 
 
 def test_a_stop_reaches_the_run_which_goes_on_later(folder, monkeypatch):
+    monkeypatch.setattr("medclip_dcl.pipelines.python.subprocess", subprocess)  # as users have it
     monkeypatch.chdir(folder)
 
     def stop(event: Mapping[str, Any]) -> None:

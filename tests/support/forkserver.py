@@ -21,7 +21,7 @@ from tests.support.processes import ROOT, free_port
 
 _PRELOADED = (
     "api.launcher", "pipelines.__main__", "pipelines.build_index", "pipelines.eta",
-    "pipelines.train",
+    "pipelines.fitting", "pipelines.pages", "pipelines.train",
 )  # fmt: skip
 _chosen: list[str] = []
 _Before = tuple[str, tuple[Any, ...]]
