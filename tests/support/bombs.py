@@ -37,18 +37,26 @@ def compressed(claim: np.ndarray, syntax: str, frame: bytes) -> bytes:
     return dicom_bytes(ramp(4, 4).astype(claim.dtype), syntax=syntax, frame=frame, **tags)
 
 
-def jpeg_claim(rows: int, columns: int, padding: int = 0) -> bytes:
-    """A JPEG stream of 16 x 16 pixels whose header claims more."""
-    stream = bytearray(raster_bytes(np.zeros((16, 16), dtype=np.uint8), "jpeg"))
-    at = stream.index(b"\xff\xc0") + 5
-    stream[at : at + 4] = struct.pack(">HH", rows, columns)
-    return bytes(stream[:-2]) + b"\0" * padding + b"\xff\xd9"
-
-
 def stream_claim(stream: bytes, marker: bytes, rows: int, columns: int) -> bytes:
-    """A JPEG-LS or lossless JPEG stream whose frame header claims another size."""
+    """A stream of any kind of JPEG whose frame header claims another size."""
     at = stream.index(marker) + 5
     return stream[:at] + struct.pack(">HH", rows, columns) + stream[at + 4 :]
+
+
+def jpeg_claim(rows: int, columns: int, padding: int = 0) -> bytes:
+    """A JPEG stream of 16 x 16 pixels whose header claims more."""
+    sound = raster_bytes(np.zeros((16, 16), dtype=np.uint8), "jpeg")
+    stream = stream_claim(sound, b"\xff\xc0", rows, columns)
+    return stream[:-2] + b"\0" * padding + stream[-2:]
+
+
+def ljpeg_claim() -> bytes:
+    stream = bytes(imagecodecs.ljpeg_encode(ramp(), bitspersample=12))
+    return stream_claim(stream, b"\xff\xc3", *_LARGE.shape)
+
+
+def jpeg_ls_claim() -> bytes:
+    return stream_claim(bytes(imagecodecs.jpegls_encode(ramp())), b"\xff\xf7", *_LARGE.shape)
 
 
 def j2k_claim(rows: int, columns: int, tile: int = 0) -> bytes:
@@ -155,24 +163,8 @@ BOMBS: dict[str, Bomb] = {
         for name, marker in {"scan": b"\xff\xda", "end": b"\xff\xd9", "table": b"\xff\xdb"}.items()
     },
     "jpeg_empty_segments": Bomb(lambda: filled_jpeg(b"\xff\xda", b"\xff\xfe\0\2"), "corrupt"),
-    "lossless_claim": Bomb(
-        lambda: compressed(
-            _LARGE,
-            LOSSLESS,
-            stream_claim(
-                bytes(imagecodecs.ljpeg_encode(ramp(), bitspersample=12)), b"\xff\xc3", 6300, 6300
-            ),
-        ),
-        "truncated",
-    ),
-    "jpeg_ls_claim": Bomb(
-        lambda: compressed(
-            _LARGE,
-            JPEG_LS,
-            stream_claim(bytes(imagecodecs.jpegls_encode(ramp())), b"\xff\xf7", 6300, 6300),
-        ),
-        "corrupt",
-    ),
+    "lossless_claim": Bomb(lambda: compressed(_LARGE, LOSSLESS, ljpeg_claim()), "truncated"),
+    "jpeg_ls_claim": Bomb(lambda: compressed(_LARGE, JPEG_LS, jpeg_ls_claim()), "corrupt"),
     "j2k_box_loop": Bomb(lambda: compressed(ramp(), J2K, j2k_box_loop()), "corrupt"),
     "j2k_claim": Bomb(lambda: compressed(_LARGE, J2K, j2k_claim(6300, 6300)), "truncated"),
     "j2k_one_tile": Bomb(

@@ -7,7 +7,8 @@ images. Patients p000, p001, ... are split 8 : 1 : 1.
 For the jobs that read texts alone there is a manifest of a few dozen reports.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -186,18 +187,16 @@ def _write_prepared(work: Path, rows: list[dict[str, Any]], size_px: int, shards
 
 
 def _write_sentences(work: Path, rows: list[dict[str, Any]]) -> None:
-    table = [
-        {
-            **row["ids"],
-            "section": "findings",
-            "position": position,
-            "text": text,
-            "text_key": text_key(text),
-        }
-        for row in rows
-        for position, text in enumerate(KINDS[row["kind"]][1:])
+    said = (sentence_rows(row["ids"], KINDS[row["kind"]][1:]) for row in rows)
+    commit_tables(work, sentences.ARTIFACT, {sentences.SENTENCES: list(chain(*said))})
+
+
+def sentence_rows(ids: Mapping[str, str], texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of the table of sentences: what the findings of a study say."""
+    return [
+        {**ids, "section": "findings", "position": at, "text": text, "text_key": text_key(text)}
+        for at, text in enumerate(texts)
     ]
-    commit_tables(work, sentences.ARTIFACT, {sentences.SENTENCES: table})
 
 
 def _write_claims(work: Path, rows: list[dict[str, Any]]) -> None:

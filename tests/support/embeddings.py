@@ -2,7 +2,9 @@
 
 import hashlib
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +20,8 @@ from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.retrieval import IndexConfig
 from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.index import IndexContent, select_content, write_index
-from medclip_dcl.text.sentences import SENTENCES, text_key
+from medclip_dcl.text.sentences import SENTENCES
+from tests.support.corpus import sentence_rows
 
 DIM = 8
 GRID = 3
@@ -56,9 +59,7 @@ def manifest_table(images: int) -> pa.Table:
     rows = [
         {
             "image_id": f"image-{number:03d}",
-            "study_id": f"study-{number // 2:03d}",
-            "subject_id": f"patient-{number // 4:03d}",
-            "split": ("train", "validate", "test")[number // 4 % 3],
+            **_ids(number // 2),
             "view": ("PA", "AP")[number % 2],
             "path": f"{number}.dcm",
         }
@@ -69,21 +70,17 @@ def manifest_table(images: int) -> pa.Table:
 
 def sentence_table(studies: int) -> pa.Table:
     """Two sentences a study: one of its own and one of three that others say, too."""
-    rows = []
-    for number in range(studies):
-        for position, text in enumerate([f"Opacity {number}.", f"Shared {number % 3}."]):
-            rows.append(
-                {
-                    "study_id": f"study-{number:03d}",
-                    "subject_id": f"patient-{number // 2:03d}",
-                    "split": ("train", "validate", "test")[number // 2 % 3],
-                    "section": "findings",
-                    "position": position,
-                    "text": text,
-                    "text_key": text_key(text),
-                }
-            )
-    return pa.Table.from_pylist(rows, schema=SENTENCES.schema)
+    said = [
+        sentence_rows(_ids(number), [f"Opacity {number}.", f"Shared {number % 3}."])
+        for number in range(studies)
+    ]
+    return pa.Table.from_pylist(list(chain(*said)), schema=SENTENCES.schema)
+
+
+def _ids(study: int) -> dict[str, str]:
+    split = ("train", "validate", "test")[study // 2 % 3]
+    ids = {"study_id": f"study-{study:03d}", "subject_id": f"patient-{study // 2:03d}"}
+    return {**ids, "split": split}
 
 
 FINDINGS = ("Cardiomegaly", "Pleural Effusion", "No Finding")
@@ -108,13 +105,25 @@ def selection(images: int = 48) -> IndexContent:
 def build(path: Path, settings: IndexConfig, images: int = 48) -> Artifact:
     chosen = selection(images)
     prepared = NumberedImages(manifest_table(images).column("image_id").to_pylist())
-    fingerprint = make_fingerprint(
-        ARTIFACT, {"index": settings, "similarity": SIMILARITY}, {"model": MODEL_DIGEST}
-    )
+    return commit_index(path, chosen, prepared, HashedEncoder(), SIMILARITY, MODEL_DIGEST, settings)
+
+
+def commit_index(
+    path: Path,
+    chosen: IndexContent,
+    images: Any,
+    encoder: Any,
+    similarity: SimilarityConfig,
+    model: str,
+    settings: IndexConfig | None = None,
+) -> Artifact:
+    """Commit the index of some images and sentences, as `build_index` does; `model`: its digest."""
+    settings = settings or IndexConfig()
+    sections = {"index": settings, "similarity": similarity}
+    fingerprint = make_fingerprint(ARTIFACT, sections, {"model": model})
     with write_artifact(path, ARTIFACT, fingerprint) as writer:
-        return writer.commit(
-            write_index(writer.directory, chosen, prepared, HashedEncoder(), settings, SIMILARITY)
-        )
+        folder = writer.directory
+        return writer.commit(write_index(folder, chosen, images, encoder, settings, similarity))
 
 
 def _vectors(data: bytes, rows: int, columns: int) -> Tensor:

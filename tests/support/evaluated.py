@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from medclip_dcl.core.artifact import make_fingerprint, open_artifact
+from medclip_dcl.core.artifact import make_fingerprint
 from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest, prepared
@@ -15,7 +15,7 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.likelihood import eta
 from medclip_dcl.text.labeler.lexicon import LABELS
 from tests.support import published
-from tests.support.corpus import KINDS, commit_tables, write_config, write_corpus
+from tests.support.corpus import KINDS, commit_tables, made, write_config, write_corpus
 from tests.support.jobs import run
 from tests.support.published import publish
 from tests.support.tiny_models import random_images
@@ -58,7 +58,7 @@ def write_untrained(work: Path) -> Path:
 
 
 def _repeat(work: Path, one: str, other: str) -> None:
-    artifact = open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT)
+    artifact = made(work, prepared.ARTIFACT)
     images = PreparedImages(artifact)
     pixels = np.stack([images.pixels(row) for row in range(len(images))])
     sizes = np.array([images.original_size(row) for row in range(len(images))], dtype=np.int32)
@@ -84,7 +84,7 @@ def _annotate(work: Path) -> None:
     folder = manifest.ARTIFACT.at(work)
     images = read_table(folder, manifest.IMAGES).to_pylist()
     labels = read_table(folder, manifest.STUDY_LABELS).to_pylist()
-    kind_of = {row["study_id"]: _label_of(row) for row in labels}
+    kind_of = {row["study_id"]: next(name for name in LABELS if row[name] == 1) for row in labels}
     for row in labels:
         for name in ("Pneumonia", "Pleural Effusion"):
             row[name] = int(kind_of[row["study_id"]] == name)
@@ -103,23 +103,11 @@ def _annotate(work: Path) -> None:
     commit_tables(work, manifest.ARTIFACT, tables, annotated=True)
 
 
-def _label_of(row: dict[str, Any]) -> str:
-    return next(name for name in LABELS if row[name] == 1)
-
-
 def _box(image: dict[str, Any], label: str) -> dict[str, Any]:
-    return {
-        "image_id": image["image_id"],
-        "subject_id": image["subject_id"],
-        "category": label,
-        "phrase": BOXED[label],
-        "x": 0.0,
-        "y": 0.0 if label == "Pneumonia" else 20.0,
-        "width": 20.0,
-        "height": 20.0,
-        "image_width": 40,
-        "image_height": 40,
-    }
+    ids = {name: image[name] for name in ("image_id", "subject_id")}
+    box = {"x": 0.0, "y": 0.0 if label == "Pneumonia" else 20.0, "width": 20.0, "height": 20.0}
+    size = {"image_width": 40, "image_height": 40}
+    return {**ids, "category": label, "phrase": BOXED[label], **box, **size}
 
 
 def run_here(stage: str, work: Path, *settings: str, code: int = 0, **sections: Any) -> Path:

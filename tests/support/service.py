@@ -1,7 +1,6 @@
 """A tiny model with an index of tiny images, and the service as a real process over HTTP."""
 
 import importlib
-import io
 import json
 import os
 import subprocess
@@ -11,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,14 @@ import pyarrow as pa
 from PIL import Image
 
 from api.memory import keep_memory
-from medclip_dcl.core.artifact import make_fingerprint
-from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.data.manifest import IMAGES
 from medclip_dcl.inference.predictor import load
-from medclip_dcl.retrieval import IndexConfig
-from medclip_dcl.retrieval.embeddings import ARTIFACT
-from medclip_dcl.retrieval.index import select_content, write_index
-from medclip_dcl.text.sentences import SENTENCES, text_key
+from medclip_dcl.retrieval.index import select_content
+from medclip_dcl.text.sentences import SENTENCES
 from tests.support import forkserver, published
+from tests.support.corpus import sentence_rows
+from tests.support.dicom import raster_bytes
+from tests.support.embeddings import commit_index
 from tests.support.processes import ROOT, memory_mib
 from tests.support.tiny_models import random_images
 
@@ -58,67 +57,33 @@ def store(folder: Path, model_digest: str | None = None, seed: int = 0) -> Path:
     """Commit a tiny model and its index below a folder; each study says two sentences."""
     model = published.publish(folder / "model", seed=seed)
     pixels = PixelRows(random_images(N_IMAGES))
-    ids = list(pixels.row_of)
-    splits = ["train", "validate", "test"]
+    splits, rows = ("train", "validate", "test"), range(N_IMAGES)
+    studies = [
+        {"study_id": f"study-{row:02d}", "subject_id": f"patient-{row // 2}"} for row in rows
+    ]
+    ids = [{**study, "split": splits[row // 2 % 3]} for row, study in enumerate(studies)]
     images = [
-        {
-            "image_id": name,
-            "study_id": f"study-{row:02d}",
-            "subject_id": f"patient-{row // 2}",
-            "split": splits[row // 2 % 3],
-            "view": "AP" if row % 2 else "PA",
-            "path": "",
-        }
-        for row, name in enumerate(ids)
+        {"image_id": name, **ids[row], "view": "AP" if row % 2 else "PA", "path": ""}
+        for name, row in pixels.row_of.items()
     ]
-    texts = [
-        {
-            "study_id": f"study-{row:02d}",
-            "subject_id": f"patient-{row // 2}",
-            "split": splits[row // 2 % 3],
-            "section": "findings",
-            "position": position,
-            "text": text,
-            "text_key": text_key(text),
-        }
-        for row in range(N_IMAGES)
-        for position, text in enumerate(
-            (published.SENTENCES[row % 7], published.SENTENCES[(row + 3) % 7])
-        )
-    ]
-    settings = IndexConfig()
+    said = [[published.SENTENCES[at % 7] for at in (row, row + 3)] for row in rows]
+    texts = list(chain(*map(sentence_rows, ids, said)))
     chosen = select_content(
         pa.Table.from_pylist(images, schema=IMAGES.schema),
         pa.Table.from_pylist(texts, schema=SENTENCES.schema),
-        {f"study-{row:02d}": [FINDINGS[row % 2]] for row in range(N_IMAGES)},
+        {f"study-{row:02d}": [FINDINGS[row % 2]] for row in rows},
         pixels,
     )
     predictor = load(model.path, "cpu")
-    fingerprint = make_fingerprint(
-        ARTIFACT,
-        {"index": settings, "similarity": predictor.config.model.similarity},
-        {"model": model_digest or model.digest},
-    )
-    with write_artifact(folder / "index", ARTIFACT, fingerprint) as writer:
-        writer.commit(
-            write_index(
-                writer.directory,
-                chosen,
-                pixels,
-                predictor,
-                settings,
-                predictor.config.model.similarity,
-            )
-        )
+    similarity, digest = predictor.config.model.similarity, model_digest or model.digest
+    commit_index(folder / "index", chosen, pixels, predictor, similarity, digest)
     return folder
 
 
 def png(size: tuple[int, int] = (96, 64), seed: int = 3) -> bytes:
     """An image as a PNG, height and width given."""
     image = Image.fromarray(random_images(1, seed=seed)[0]).resize((size[1], size[0]))
-    stream = io.BytesIO()
-    image.save(stream, "PNG")
-    return stream.getvalue()
+    return raster_bytes(np.asarray(image), "png")
 
 
 Process = subprocess.Popen[Any] | ForkServerProcess
