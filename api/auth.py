@@ -40,7 +40,7 @@ class ApiKeys:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._mark = _mark(file)
+        self._mark = file_mark(file)
         self._hashes = _read_hashes(file)
 
     def id_of(self, key: bytes) -> str | None:
@@ -51,7 +51,7 @@ class ApiKeys:
         return hashed.hex()[:8] if any(equal) else None  # all were compared
 
     def _refresh(self) -> None:
-        mark = _mark(self._file)
+        mark = file_mark(self._file)
         if mark == self._mark:
             return
         self._mark = mark  # taken before the file is read: a change in between is seen again
@@ -135,13 +135,13 @@ def _given_keys(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
     return given
 
 
-def _mark(file: Path) -> tuple[int, ...] | None:
-    """Return inode, time, size and mode, which change when a file does; None: no file."""
+def file_mark(file: Path) -> tuple[int, ...] | None:
+    """Return device, inode, time, size and mode, which change when a file does; None: no file."""
     try:
         facts = file.stat()
     except OSError:
         return None
-    return facts.st_ino, facts.st_mtime_ns, facts.st_size, facts.st_mode
+    return facts.st_dev, facts.st_ino, facts.st_mtime_ns, facts.st_size, facts.st_mode
 
 
 def _read_hashes(file: Path) -> tuple[bytes, ...]:

@@ -117,21 +117,27 @@ async def _answer(request: Request, error: Exception) -> Response:
         state.code = error.code
         status, line = IMAGE_STATUS.get(error.code, 422), image_reason(error)
         return _response(error.code, state.request_id, status, line)
-    state.code = _code_of(error)
-    response = error_response(state.code, state.request_id, _detail_of(error))
+    state.code, detail = _code_and_detail(error)
+    response = error_response(state.code, state.request_id, detail)
     if isinstance(error, HTTPException):
         response.headers.update(error.headers or {})
     return response
 
 
-def _code_of(error: Exception) -> str:
+def _code_and_detail(error: Exception) -> tuple[str, str]:
+    """Name an error, and what of it the client may hear: fields, rules and words of ours."""
     if isinstance(error, ApiError):
-        return error.code
-    if isinstance(error, HTTPException):
-        return _CODE_OF_STATUS.get(error.status_code, "internal")
+        return error.code, error.detail_line
+    if isinstance(error, RequestValidationError):
+        return "invalid_request", _broken_rules(error)
     if isinstance(error, QueryError):
-        return "invalid_query"
-    return "engine_unavailable" if isinstance(error, EngineError) else "invalid_request"
+        return "invalid_query", str(error)  # it repeats nothing
+    if isinstance(error, EngineError):
+        return "engine_unavailable", ""
+    assert isinstance(error, HTTPException)
+    said = error.detail or ""
+    remedies = (text for first, text in _FORM_REMEDIES.items() if said.startswith(first))
+    return _CODE_OF_STATUS.get(error.status_code, "internal"), next(remedies, "")
 
 
 # Kinds of pydantic's errors whose messages hold our rule and nothing of what was sent.
@@ -157,14 +163,7 @@ _FORM_REMEDIES = {
 }
 
 
-def _detail_of(error: Exception) -> str:
-    """Name the fields that are wrong, and the rules that they break."""
-    if isinstance(error, ApiError):
-        return error.detail_line
-    if not isinstance(error, RequestValidationError):
-        line = str(getattr(error, "detail", error))
-        remedies = (text for first, text in _FORM_REMEDIES.items() if line.startswith(first))
-        return next(remedies, line if isinstance(error, QueryError) else "")  # it repeats nothing
+def _broken_rules(error: RequestValidationError) -> str:
     rules = {  # places are names of parameters, which are ours
         str(item["loc"][1]): item["msg"] if item["type"] in _RULES else "Text without a file name"
         for item in error.errors()

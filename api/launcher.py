@@ -91,7 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, help="port to bind; 0: a free one")
     arguments = parser.parse_args(argv)
     try:
-        given = {} if arguments.run is None else _folders_of(arguments.run)
+        given: dict[str, Any] = {}
+        if arguments.run is not None:
+            model, index = (kind.ARTIFACT.at(arguments.run) for kind in (model_package, embeddings))
+            given = {"model": str(model), "index": str(index) if index.is_dir() else ""}
         if arguments.model is not None:
             given = {"model": str(arguments.model), "index": ""}
         given |= {"host": arguments.host, "port": arguments.port}
@@ -126,14 +129,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     server.run(sockets=[listener])
     return 0
-
-
-def _folders_of(run: Path) -> dict[str, Any]:
-    index = embeddings.ARTIFACT.at(run)
-    return {
-        "model": str(model_package.ARTIFACT.at(run)),
-        "index": str(index) if index.is_dir() else "",
-    }
 
 
 def _check(settings: ServeSettings) -> None:

@@ -1,7 +1,6 @@
 """What the service serves: one model and one index at a time, behind one readiness."""
 
 import asyncio
-import contextlib
 import io
 import logging
 import os
@@ -35,6 +34,7 @@ from medclip_dcl.models.public.weights import PACKAGE, fetch_weights
 from medclip_dcl.models.settings import InferenceConfig
 from medclip_dcl.retrieval.search import Query, RetrievalIndex
 
+from .auth import file_mark
 from .batching import MicroBatcher, WorkerSlots, start_threads
 from .errors import ApiError
 from .logging import Metrics, log, log_fault
@@ -46,7 +46,7 @@ _PHRASE = "pleural effusion"  # what a model is tried with
 _FINE = frozenset({"ready", "no_index"})
 
 _Result = TypeVar("_Result")
-_Mark = tuple[tuple[int, int, int] | None, ...]
+_Mark = tuple[tuple[int, ...] | None, ...]
 
 
 @dataclass(frozen=True)
@@ -213,9 +213,9 @@ class ModelManager:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _mark(self) -> _Mark:
-        """Inode and times, which change when another model or index is renamed into place."""
+        """Marks of the headers, which change when another model or index is renamed into place."""
         folders = [self._settings.model, *([self._settings.index] if self._settings.index else [])]
-        return tuple(_identity(Path(folder) / HEADER) for folder in folders)
+        return tuple(file_mark(Path(folder) / HEADER) for folder in folders)
 
     async def _loaded(self) -> ServingState:
         """Read model and index and let them answer once, while the old ones are served."""
@@ -338,13 +338,6 @@ def _try(model: Predictor, batch: int) -> None:
         ) from error
     if not all(torch.isfinite(part).all() for part in (regions, model.embed_sentences(_PHRASE))):
         raise CheckpointError("the model gives vectors that are not finite; train again")
-
-
-def _identity(file: Path) -> tuple[int, int, int] | None:
-    with contextlib.suppress(OSError):
-        facts = file.stat()
-        return facts.st_dev, facts.st_ino, facts.st_mtime_ns
-    return None
 
 
 def _gradient() -> bytes:

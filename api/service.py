@@ -109,14 +109,9 @@ async def static(name: str) -> Response:
 
 def _facts_of(card: HeadCard) -> HeadFacts:
     return HeadFacts(
-        name=card.name,
-        kind=card.kind,
-        features=card.features,
-        images_with=card.images_with,
-        images_without=card.images_without,
+        **card.model_dump(include=set(HeadFacts.model_fields)),
         calibrated=card.calibration.curve is not None,
         note=card.calibration.reason,
-        figures={name: figure.model_dump() for name, figure in card.figures.items()},
     )
 
 

@@ -6,7 +6,8 @@ channels, with the mean and spread that it was trained with.
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -109,15 +110,9 @@ def _build_vit(settings: ImageEncoderConfig) -> nn.Module:
     # Dinov2 has a token for masked patches, which training never uses.
     own = {"image_size": input_px, "use_mask_token": False}
     config: Any = build_config(tree, VIT_TYPES, _SETTING, **own)
-    try:
+    with _refusals_named(config.model_type):
         vit: Any = AutoModel.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
         patches = config.patch_size
-    except REFUSALS as error:
-        raise ConfigError(
-            f"{_SETTING}: transformers refuses this configuration of {kind}, "
-            "or it is not a vision transformer; compare it with the "
-            "config.json of a released one"
-        ) from error
     if not isinstance(patches, int):
         raise ConfigError(f"model.image.backbone: {kind} has patches of {patches}, not squares")
     if getattr(vit, "pooler", None) is not None:
@@ -130,28 +125,37 @@ def _build_vit(settings: ImageEncoderConfig) -> nn.Module:
     return built
 
 
-def _build_map_backbone(tree: Mapping[str, Any]) -> nn.Module:
-    # Random weights, from torch's own generator.
-    config = build_config(tree, MAP_TYPES, _SETTING, num_channels=CHANNELS)
+@contextmanager
+def _refusals_named(kind: str) -> Iterator[None]:
     try:
-        backbone: nn.Module = AutoBackbone.from_config(  # type: ignore[no-untyped-call]
-            config, trust_remote_code=False
-        )
+        yield
     except REFUSALS as error:
         raise ConfigError(
-            f"{_SETTING}: transformers refuses this configuration of {tree['model_type']}; "
-            "compare it with the config.json of a released one"
+            f"{_SETTING}: transformers refuses this configuration of {kind}, or it is another kind "
+            "of encoder; compare it with the config.json of a released one"
         ) from error
-    return backbone
 
 
 def _build(settings: ImageEncoderConfig) -> nn.Module:
-    # A vision transformer, or a network that gives one map: a plugin's, or one of transformers'.
+    # Random weights, from torch's own generator.
     if settings.kind == "vit":
         return _build_vit(settings)
+    if settings.kind in IMAGE_ENCODERS:
+        return IMAGE_ENCODERS[settings.kind](settings)
     if settings.kind == "backbone":
-        return _build_map_backbone(settings.backbone)
-    return IMAGE_ENCODERS[settings.kind](settings)
+        config = build_config(settings.backbone, MAP_TYPES, _SETTING, num_channels=CHANNELS)
+        with _refusals_named(config.model_type):
+            backbone: nn.Module = AutoBackbone.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
+        return backbone
+    first = settings.widths[0]
+    sizes = ResNetConfig(
+        num_channels=max(CHANNELS, len(settings.normalisation)),
+        embedding_size=first if settings.layer == "basic" else first // 4,
+        hidden_sizes=list(settings.widths),
+        depths=list(settings.depths),
+        layer_type=settings.layer,
+    )
+    return ResNetModel(sizes)
 
 
 def _last_map(backbone: nn.Module, pixels: Tensor) -> Tensor:
@@ -196,28 +200,21 @@ class ImageEncoder(nn.Module):
 
     def __init__(self, settings: ImageEncoderConfig) -> None:
         super().__init__()
-        self._settings, self.kind = settings, settings.kind
-        self._gives_map = False
-        if settings.kind == "vit":
-            self.backbone = _build(settings)
-            config: Any = self.backbone.config
-            self.width: int = config.hidden_size
-            self.stride: int = settings.input_px if self.is_pooled else config.patch_size
-            self._normalise(getattr(config, "num_channels", 3))
-            return
+        self._settings, self.kind, self.backbone = settings, settings.kind, _build(settings)
         self._gives_map = settings.kind == "backbone" or settings.kind in IMAGE_ENCODERS
-        if self._gives_map:
-            self.backbone = _build(settings)
-            self.width, cells = _map_shape(self.backbone, settings.input_px)
-            self.stride = math.ceil(settings.input_px / cells)
-            return
-        self.backbone = ResNetModel(_resnet_config(settings))
+        channels = len(settings.normalisation)
         self.width = settings.widths[-1]
-        halvings = len(settings.depths) - 1
-        # The stem quarters, each later stage halves.
-        self.stride = settings.input_px if self.is_pooled else 4 * 2**halvings
-        if settings.normalisation:
-            self._normalise(len(settings.normalisation))
+        stride = 4 * 2 ** (len(settings.depths) - 1)  # the stem quarters, each later stage halves
+        if settings.kind == "vit":
+            config: Any = self.backbone.config
+            self.width, stride = config.hidden_size, config.patch_size
+            channels = getattr(config, "num_channels", 3)
+        elif self._gives_map:
+            self.width, cells = _map_shape(self.backbone, settings.input_px)
+            stride, channels = math.ceil(settings.input_px / cells), 0
+        self.stride: int = settings.input_px if self.is_pooled else stride
+        if channels:
+            self._normalise(channels)
 
     def _normalise(self, channels: int) -> None:
         # Grey input -> grey level of 0 to 1 -> the encoder's channels, as one map.
@@ -252,12 +249,9 @@ class ImageEncoder(nn.Module):
 
         In memory it is channels-last where the weights are.
         """
-        if self.kind == "vit":
-            return self._of_vit(pixels, is_pooled=self.is_pooled)
         if self._gives_map:
             return _last_map(self.backbone, pixels)
-        features = self._of_resnet(pixels)
-        return features.mean(dim=(2, 3), keepdim=True) if self.is_pooled else features
+        return self._features(pixels, is_pooled=self.is_pooled)
 
     def grid(self, input_px: int) -> int:
         """Count the map's cells along a side of the input; a ResNet's halvings round up."""
@@ -271,9 +265,17 @@ class ImageEncoder(nn.Module):
         self, pixels: Float[Tensor, "images channels_in height width"]
     ) -> Float[Tensor, "images channels rows columns"]:
         """Compute the map of patches of a `vit` or a ResNet, whatever it pools."""
-        if self.kind != "vit":
-            return self._of_resnet(pixels)
-        return self._of_vit(pixels, is_pooled=False)
+        return self._features(pixels, is_pooled=False)
+
+    def _features(self, pixels: Tensor, *, is_pooled: bool) -> Tensor:
+        if self.kind == "vit":
+            return self._of_vit(pixels, is_pooled=is_pooled)
+        if self._settings.normalisation:
+            pixels = pixels * self._scale + self._shift
+        features: Tensor = self.backbone.embedder(pixels)
+        for stage in self.backbone.encoder.stages:
+            features = stage(features)
+        return features.mean(dim=(2, 3), keepdim=True) if is_pooled else features
 
     def _of_vit(self, pixels: Tensor, *, is_pooled: bool) -> Tensor:
         side = pixels.shape[-1] // int(self.backbone.config.patch_size)
@@ -294,14 +296,6 @@ class ImageEncoder(nn.Module):
         # not `len`, which a traced graph would hold fixed
         grid: Tensor = cells.transpose(1, 2).reshape(cells.shape[0], self.width, side, side)
         return grid
-
-    def _of_resnet(self, pixels: Tensor) -> Tensor:
-        if self._settings.normalisation:
-            pixels = pixels * self._scale + self._shift
-        features: Tensor = self.backbone.embedder(pixels)
-        for stage in self.backbone.encoder.stages:
-            features = stage(features)
-        return features
 
     def initialise(self, generator: torch.Generator) -> None:
         """Draw fresh weights from a CPU generator alone.
@@ -339,15 +333,4 @@ def load_image_weights(encoder: ImageEncoder, path: Path) -> LoadReport:
     layout, named = to_transformers(state)
     return fill(
         encoder.backbone, fold_to_grey(named, encoder.backbone), RESNET_HEADS, layout=layout
-    )
-
-
-def _resnet_config(settings: ImageEncoderConfig) -> ResNetConfig:
-    first = settings.widths[0]
-    return ResNetConfig(
-        num_channels=max(CHANNELS, len(settings.normalisation)),
-        embedding_size=first if settings.layer == "basic" else first // 4,
-        hidden_sizes=list(settings.widths),
-        depths=list(settings.depths),
-        layer_type=settings.layer,
     )
