@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from medclip_dcl.data.images import Decoder
-from medclip_dcl.data.limits import ImagesConfig
 from tests.conftest import loopback_only, test_data
 
 if TYPE_CHECKING:  # not for the process that hands out tests
@@ -34,12 +32,5 @@ def decoder() -> "Iterator[Decoder]":
     from medclip_dcl.data.images import Decoder
     from medclip_dcl.data.limits import ImagesConfig
 
-    with Decoder(ImagesConfig(), 2) as decoder:
-        yield decoder
-
-
-@pytest.fixture(scope="session")
-def decoder() -> Iterator[Decoder]:
-    """Two decode workers for all tests: each takes half a second to start."""
     with Decoder(ImagesConfig(), 2) as decoder:
         yield decoder

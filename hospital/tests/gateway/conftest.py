@@ -7,16 +7,12 @@ import pytest
 
 if TYPE_CHECKING:  # not for the process that hands out tests
     from medclip_dcl.data.images import Decoder
-    from medclip_dcl.data.images import Decoder
-from medclip_hospital.gateway import stages
-from tests.support.stub_service import StubService
+    from tests.support.stub_service import StubService
 
 
 @pytest.fixture(scope="module")
 def service() -> "Iterator[StubService]":
-    from medclip_dcl.data.images import Decoder
-from medclip_hospital.gateway import stages
-from tests.support.stub_service import stub_service
+    from tests.support.stub_service import stub_service
 
     with stub_service() as stub:
         yield stub
@@ -27,12 +23,4 @@ def shared_workers(decoder: "Decoder") -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoder, "close", lambda: None)
         patch.setattr("medclip_hospital.gateway.stages.Decoder", lambda *_: decoder)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def shared_workers(decoder: Decoder) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoder, "close", lambda: None)
-        patch.setattr(stages, "Decoder", lambda *_: decoder)
         yield
