@@ -187,8 +187,6 @@ def label_word(value: str) -> str:
     return re.sub(r"(\d)[.,]0+$", r"\1", value.strip().lower())
 
 
-CONSTANT = "="  # how the name of a column begins that stands for one value in every row
-
 Resolve = Callable[[str], Path]  # path setting -> path, variables such as `${WORK}` filled in
 
 

@@ -69,15 +69,24 @@ def read_any(path: Path, fallback: str = "") -> pa.Table:
     return pa.concat_tables(_read_parts(path, fallback))
 
 
-def _read_parts(path: Path, fallback: str = "") -> Iterator[pa.Table]:
-    """Read a table as `read_any`, CSV in parts, the first of them without rows."""
+def _read_parts(path: Path, fallback: str, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
+    """Read a table as `read_any`, CSV and Parquet in parts, the first of them without rows.
+
+    Of Parquet no more is read than what holds the `columns`, where any are named.
+    """
     if not path.is_file():
         raise StudyError(f"table {path} is missing; set source.root and source.table to your data")
     kind = path.with_suffix("").suffix if path.suffix.lower() == ".gz" else path.suffix
     try:
         head = _refuse_other_forms(path, kind.lower())
         if kind.lower() == ".parquet":
-            yield pq.read_table(path)
+            # Pre-buffering would hold whole row groups, which may be a file.
+            with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+                schema = file.schema_arrow
+                heads = [head for head, _ in _split(schema.names, columns, path)] or None
+                yield schema.empty_table()
+                for batch in file.iter_batches(_PART_ROWS, columns=heads, use_threads=False):
+                    yield pa.Table.from_batches([batch])
         elif kind.lower() in {".jsonl", ".ndjson", ".json"}:
             yield _read_json(path, "utf-16" if head.startswith(_UTF16) else "utf-8-sig")
         elif head.startswith(_UTF16):
@@ -397,6 +406,7 @@ def _json_column(values: list[Any], path: Path) -> pa.Array:
 
 
 FIELD = re.compile(r"\{([^{}]+)\}")  # a column within other letters, in a pattern such as `{a}-{b}`
+CONSTANT = "="  # how the name of a column begins that stands for one value in every row
 
 
 def read_rows(path: Path, columns: Sequence[str], fallback: str = "") -> dict[str, list[str]]:
@@ -415,11 +425,13 @@ def take_rows(table: pa.Table, file: str, columns: Sequence[str]) -> dict[str, l
 
 
 def fill_pattern(table: pa.Table, file: str, pattern: str) -> list[str]:
-    """Fill a pattern such as `{a}-{b}` in each row, or take the column of that name.
+    """Fill a pattern such as `{a}-{b}` in each row, or `=word`, or take the column of that name.
 
     Raises:
         StudyError: the table lacks a column.
     """
+    if pattern.startswith(CONSTANT):
+        return [pattern.removeprefix(CONSTANT)] * table.num_rows
     if not FIELD.search(pattern):
         return take_rows(table, file, [pattern])[pattern]
     columns = take_rows(table, file, FIELD.findall(pattern))
@@ -507,23 +519,8 @@ def read_columns(path: Path, columns: Sequence[str], fallback: str = "") -> Iter
     Raises:
         StudyError: the file cannot be read, or a column is missing.
     """
-    suffix, wanted = path.suffix.lower(), list(dict.fromkeys(columns))
-    try:
-        if suffix == ".parquet" and path.is_file():
-            # Pre-buffering would hold whole row groups, which may be a file.
-            with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
-                schema = file.schema_arrow
-                heads = [head for head, _ in _split(schema.names, wanted, path)]
-                yield take_columns(schema.empty_table(), wanted, path)
-                for batch in file.iter_batches(_PART_ROWS, columns=heads, use_threads=False):
-                    yield take_columns(pa.Table.from_batches([batch]), wanted, path)
-        else:
-            for part in _read_parts(path, fallback):
-                yield take_columns(part, wanted, path)
-    except (pa.ArrowException, OSError) as error:
-        raise StudyError(
-            f"table {path} cannot be read ({_error_words(error)}); write it again"
-        ) from error
+    wanted = list(dict.fromkeys(columns))
+    return (take_columns(part, wanted, path) for part in _read_parts(path, fallback, wanted))
 
 
 def _split(names: Sequence[str], wanted: Sequence[str], path: Path) -> list[tuple[str, list[str]]]:

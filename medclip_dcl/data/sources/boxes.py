@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl.core.errors import ConfigError, StudyError
+from medclip_dcl.data import table_files
 from medclip_dcl.data.records import BoxTable, ImageRecord
-from medclip_dcl.data.source_settings import CONSTANT, BoxColumn, SourceConfig, relative_to_root
-from medclip_dcl.data.table_files import clean_id, read_any, take_rows, would_join
+from medclip_dcl.data.source_settings import BoxColumn, SourceConfig, relative_to_root
 
 # The image's id may also be the path of its file as `source.columns.path` gives it, and the phrase
 # may be the column of the finding.
@@ -64,7 +64,7 @@ def read_boxes(
     subjects: set[str] = set()
     unknown = 0
     for index, (where, values) in enumerate(table):
-        name, category, phrase = clean_id(values[0]), *values[1:3]
+        name, category, phrase = table_files.clean_id(values[0]), *values[1:3]
         image = image_of.get(name) or image_of.get(relative(name))
         numbers = _numbers((*values[3:7], *_sides(values[7:], image, index)), index)
         # the patient counts also where the image is not at hand: it must not train
@@ -78,7 +78,9 @@ def read_boxes(
         rows.append(_box_row(image, category, phrase, numbers))
     # Boxes of some other images are usual, as of another release; of other images alone, a fault.
     if table and unknown == len(table):
-        alike = would_join((clean_id(values[0]) for _, values in table), image_of)
+        alike = table_files.would_join(
+            (table_files.clean_id(values[0]) for _, values in table), image_of
+        )
         if alike:
             raise StudyError(
                 f"none of the {unknown} boxes of {path.name} names an image of the source{alike}; "
@@ -172,18 +174,16 @@ def _table_rows(path: Path, settings: SourceConfig) -> Iterator[tuple[str, _Row]
     empty = [role for role, name in roles.items() if not name and role not in _NUMBERS[4:]]
     if empty:
         raise ConfigError(f"source.box_columns names no column for {empty}; give each one")
-    names = list(roles.values())
-    table = read_any(path, settings.fallback_encoding)
-    named = [name for name in names if name and not name.startswith(CONSTANT)]
-    columns = take_rows(table, path.name, named)
-    blank = [""] * len(columns[roles["image_id"]])
-    same = {
-        name: [name.removeprefix(CONSTANT)] * len(blank) for name in names if name not in columns
-    }
-    values = zip(*((columns | same)[name] for name in names), strict=True)
-    has_paths = "path" in table.column_names
-    paths = take_rows(table, path.name, ["path"])["path"] if has_paths else blank
-    for where, row in zip(paths, values, strict=True):
+    table = table_files.read_any(path, settings.fallback_encoding)
+    named = [name for name in roles.values() if name and not name.startswith(table_files.CONSTANT)]
+    table_files.require_columns(path.name, named, table.column_names)
+    where = "path" if "path" in table.column_names else table_files.CONSTANT
+    paths, *columns = (
+        table_files.fill_pattern(table, path.name, name or table_files.CONSTANT)
+        for name in (where, *roles.values())
+    )
+    for where, *values in zip(paths, *columns, strict=True):
+        row = tuple(values)
         if any(row[3:7]):
             yield where, _from_edges(row) if settings.box_form == "xyxy" else row
 

@@ -22,7 +22,6 @@ from medclip_dcl.data.records import (
     Text,
 )
 from medclip_dcl.data.source_settings import (
-    CONSTANT,
     Column,
     Resolve,
     SourceConfig,
@@ -123,20 +122,16 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
 
 def _parts(name: str) -> list[str]:
     # The columns behind a name: of `{a}-{b}` two, of `=word` none.
-    if not name or name.startswith(CONSTANT):
+    if not name or name.startswith(table_files.CONSTANT):
         return []
     return table_files.FIELD.findall(name) or [name]
 
 
 def _role_values(table: pa.Table, name: str, file: str, *, listed: bool = False) -> list[_Cell]:
     """Make a value for each row, or a list: of a column, made from several, or the same in all."""
-    if name.startswith(CONSTANT):
-        return [name.removeprefix(CONSTANT)] * table.num_rows
-    if table_files.FIELD.search(name) or not listed:
+    column = table.column(name) if listed and name in table.column_names else None
+    if column is None or not table_files.is_list(column.type):
         return list(table_files.fill_pattern(table, file, name))
-    column = table.column(name)
-    if not table_files.is_list(column.type):
-        return list(table_files.strings(column, file, name))
     if pa.types.is_nested(column.type.value_type):
         raise StudyError(f"column {name!r} of {file} holds lists of lists; map a simpler column")
     lists = column.cast(pa.list_(pa.string())).to_pylist()
