@@ -213,16 +213,12 @@ def _contents(handle: int | None) -> bytes:
     assert handle is not None, "every request carries a file"
     # Not mmap: after an image that hit the cap, malloc has free memory but the address space has
     # none; and a file that is cut while it is mapped kills the process.
-    try:
-        size = os.fstat(handle).st_size
-        data = os.pread(handle, size, 0)
-        while 0 < len(data) < size and (more := os.pread(handle, size - len(data), len(data))):
-            data += more
-    except OSError as error:
-        raise ImageError("missing", "the file cannot be read") from error
-    finally:
-        os.close(handle)
-    return data
+    with os.fdopen(handle, "rb", buffering=0) as file:
+        try:
+            file.seek(0)
+            return file.readall()
+        except OSError as error:
+            raise ImageError("missing", "the file cannot be read") from error
 
 
 def _cap_memory(allowed: int) -> None:

@@ -139,12 +139,15 @@ def select(raw: RawStudies, settings: SourceConfig) -> Selection:
     images = [image for image in present if subjects.get(image.study_id) == image.subject_id]
     alone = [image for image in present if subjects.get(image.study_id) != image.subject_id]
     reasons = by_reason(item for item in rejects if item.reason not in VIEW_REASONS)
-    reasons += _reasons_of(alone, subjects, faults) if raw.has_images else by_reason(faults)
+    reasons += by_reason([] if raw.has_images else faults)
     rejects += faults
-    rejects += [
-        Reject(image.image_id, "patient_conflict" if image.study_id in subjects else "no_report")
-        for image in alone
-    ]
+    fault_of = dict(faults)
+    for image in alone:
+        conflicts = image.study_id in subjects
+        reason = "patient_conflict" if conflicts else "no_report"
+        rejects.append(Reject(image.image_id, reason))
+        # What an image is lost by is the fault of its study's report, where it has one.
+        reasons[reason if conflicts else fault_of.get(image.study_id, reason)] += 1
     # Laterals are no fault of an archive, and up to half of it.
     views = sum(item.reason in VIEW_REASONS for item in rejects)
     rows = len(raw.images) - views if raw.has_images else len(raw.studies)
@@ -156,19 +159,6 @@ def select(raw: RawStudies, settings: SourceConfig) -> Selection:
 def by_reason(rejects: Iterable[Reject]) -> Counter[str]:
     """Count rejects by their reason."""
     return Counter(item.reason for item in rejects)
-
-
-def _reasons_of(
-    images: Iterable[ImageRecord], subjects: Mapping[str, str], faults: Iterable[Reject]
-) -> Counter[str]:
-    """Count why images have no study: the fault of its report, where it has one."""
-    fault_of = {item.id: item.reason for item in faults}
-    return Counter(
-        "patient_conflict"
-        if image.study_id in subjects
-        else fault_of.get(image.study_id, "no_report")
-        for image in images
-    )
 
 
 def _fault(image: ImageRecord, root: Path, settings: SourceConfig) -> str:
