@@ -173,7 +173,7 @@ def read_bank(source: Path | Artifact) -> Float[Tensor, "images rows columns dim
     try:
         regions: Tensor = load(content)["regions"]
     except (KeyError, SafetensorError) as error:
-        raise _unreadable(_path_of(source, BANK_FILE)) from error
+        raise _unreadable(source, BANK_FILE) from error
     return regions
 
 
@@ -234,10 +234,6 @@ def read_part(source: Path | Artifact, name: str) -> bytes | None:
     return content
 
 
-def _path_of(source: Path | Artifact, name: str) -> Path:
-    return (source if isinstance(source, Path) else source.path) / name
-
-
 def _read_section(
     source: Path | Artifact, name: str, kind: type[_Part], job: str = "train"
 ) -> _Part | None:
@@ -245,13 +241,12 @@ def _read_section(
         content = read_part(source, name)
         return None if content is None else kind.model_validate_json(content)
     except (OSError, ValueError) as error:
-        raise _unreadable(_path_of(source, name), job) from error
+        raise _unreadable(source, name, job) from error
 
 
-def _unreadable(path: Path, job: str = "train") -> CheckpointError:
-    return CheckpointError(
-        f"{path.name} of {path.parent} cannot be read by this version; rerun {job}"
-    )
+def _unreadable(source: Path | Artifact, name: str, job: str = "train") -> CheckpointError:
+    folder = getattr(source, "path", source)
+    return CheckpointError(f"{name} of {folder} cannot be read by this version; rerun {job}")
 
 
 class PackagedConfig(Section):

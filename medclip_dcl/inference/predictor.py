@@ -636,7 +636,10 @@ def build_predictor(
             prepared otherwise than this version prepares them.
         ConfigError: the engine asked for is not installed, or has not that precision.
     """
-    model, tokenizer = load_encoders(published)
+    _check_preprocessing(published)
+    with hub_closed(), published.text_folder() as folder:  # nothing is fetched
+        text_config = packaged_text_config(folder)
+        model, tokenizer = _build_model(published, text_config), read_tokenizer(folder, text_config)
     try:
         findings = parse_prompts(published.card["prompts"])
     except (KeyError, QueryError) as error:
@@ -656,21 +659,6 @@ def build_predictor(
         published.digest,
     )
     return Predictor(published, model, tokenizer, findings, engine)
-
-
-def load_encoders(
-    published: model_package.SavedModel,
-) -> tuple[DualEncoder, PreTrainedTokenizerBase]:
-    """Load the encoders of a published model onto the CPU, and its tokenizer; nothing is fetched.
-
-    Raises:
-        CheckpointError: weights and configuration do not fit each other, or images were
-            prepared otherwise than this version prepares them.
-    """
-    _check_preprocessing(published)
-    with hub_closed(), published.text_folder() as folder:
-        text_config = packaged_text_config(folder)
-        return _build_model(published, text_config), read_tokenizer(folder, text_config)
 
 
 def warn_of_cut_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int) -> bool:

@@ -97,29 +97,30 @@ def _normalisation(folder: Path) -> tuple[tuple[float, float], ...]:
     return tuple((level / top, spread / top) for level, spread in zip(mean, std, strict=True))
 
 
-def describe_image(settings: ImageEncoderConfig, folder: Path | None) -> ImageEncoderConfig:
+def describe_image(
+    settings: ImageEncoderConfig, folder: Path | None, pair: "Checkpoint | None" = None
+) -> ImageEncoderConfig:
     """Put a vision transformer's sizes and normalisation, as its folder has them, into settings.
 
-    Settings of another kind, or without a folder, come back as they are.
+    `pair`: the whole model that the folder holds. Settings of another kind, or without a folder,
+    come back as they are.
 
     Raises:
         CheckpointError: the folder lacks a file, or says what is not known here.
     """
-    if settings.kind != "vit" or folder is None:
+    sizes: PreTrainedConfig | Mapping[str, Any] = settings.backbone
+    levels = settings.normalisation
+    if pair is not None:
+        if isinstance(pair.vision, ImageEncoderConfig):
+            return pair.vision
+        sizes, levels = pair.vision, levels or pair.normalisation
+    if folder is None or (pair is None and settings.kind != "vit"):
         return settings
-    if settings.backbone:
-        return describe_sizes(settings, settings.backbone, folder)
-    config = read_config(folder)
-    return describe_sizes(settings, getattr(config, "vision_config", config), folder)
-
-
-def describe_sizes(
-    settings: ImageEncoderConfig, sizes: PreTrainedConfig | Mapping[str, Any], folder: Path
-) -> ImageEncoderConfig:
-    """Put sizes, and the normalisation of a folder unless one is set, into settings."""
+    if not sizes:
+        config = read_config(folder)
+        sizes = getattr(config, "vision_config", config)
     tree = plain_tree(sizes) if isinstance(sizes, PreTrainedConfig) else dict(sizes)
-    levels = settings.normalisation or _normalisation(folder)
-    update = {"kind": "vit", "backbone": tree, "normalisation": levels}
+    update = {"kind": "vit", "backbone": tree, "normalisation": levels or _normalisation(folder)}
     return settings.model_copy(update=update)
 
 
@@ -333,19 +334,15 @@ def read_start(settings: ModelConfig, image: Path | None, text: Path, *, whole: 
     Raises:
         CheckpointError: a file is missing, damaged, or of a kind that is not known here.
     """
-    pair: Checkpoint | None = None
-    if whole:
-        pair = read_checkpoint(text)
+    pair = read_checkpoint(text) if whole else None
     config = read_text_config(text) if pair is None else pair.text_config
     tokenizer = read_tokenizer(text, config)
     if pair is not None and pair.is_canonical:
         config.pad_token_id = tokenizer.pad_token_id
         canonicalise(tokenizer)
     text_settings, update = settings.text, dict[str, Section]()
-    if pair is None:
-        update["image"] = describe_image(settings.image, image)
-    else:
-        update["image"] = _image_settings(settings.image, pair, text)
+    update["image"] = describe_image(settings.image, text if pair else image, pair)
+    if pair is not None:
         space: dict[str, Any] = {"dim": pair.dim, "gamma_squared": min(max(pair.scale, 1.0), 100.0)}
         if pair.similarity:
             space["kind"] = pair.similarity
@@ -353,16 +350,6 @@ def read_start(settings: ModelConfig, image: Path | None, text: Path, *, whole: 
         text_settings = text_settings.model_copy(update=dict(pair.text_settings))
     update["text"] = describe_text(text_settings, config, tokenizer, text)
     return Start(settings.model_copy(update=update), config, tokenizer, image, text, pair)
-
-
-def _image_settings(
-    settings: ImageEncoderConfig, pair: "Checkpoint", folder: Path
-) -> ImageEncoderConfig:
-    if isinstance(pair.vision, ImageEncoderConfig):
-        return pair.vision
-    levels = settings.normalisation or pair.normalisation
-    given = settings.model_copy(update={"normalisation": levels})
-    return describe_sizes(given, pair.vision, folder)
 
 
 def read_checkpoint(folder: Path) -> "Checkpoint":

@@ -268,11 +268,20 @@ def _layers(
     }
 
 
-def _image_sizes(state: Mapping[str, Tensor], heads: int, epsilon: float) -> dict[str, Any]:
-    patch = state["embeddings.patch_embedding.weight"]
-    side = math.isqrt(len(state["embeddings.position_embedding.weight"]))  # a class token aside
+def _image_sizes(
+    state: Mapping[str, Tensor],
+    heads: int,
+    epsilon: float,
+    prefix: str = "encoder.layers.",
+    patches: str = "embeddings.patch_embedding.weight",
+) -> dict[str, Any]:
+    patch = state[patches]
+    positions = state.get("embeddings.position_embeddings")  # of timm's, an image's in a batch
+    if positions is None:
+        positions = state["embeddings.position_embedding.weight"]
+    side = math.isqrt(positions.shape[-2])  # a class token aside
     return {
-        **_layers(state, "encoder.layers.", len(patch), heads, epsilon),
+        **_layers(state, prefix, len(patch), heads, epsilon),
         "image_size": side * patch.shape[2],
         "patch_size": patch.shape[2],
         "num_channels": patch.shape[1],
@@ -308,20 +317,10 @@ def _timm_and_bert(
         settings["max_tokens"] = limit
     scale, bias = float(left.pop("logit_scale").exp()), float(left.pop("logit_bias", 0.0))
     dim = len(maps["region_projection.weight"])
-    sizes = _vit_sizes(image), checkpoint.bert_sizes(bert)
+    patches = "embeddings.patch_embeddings.projection.weight"
+    heads = max(1, len(image[patches]) // checkpoint.HEAD_WIDTH)
+    vision = {"model_type": "vit", **_image_sizes(image, heads, 1e-6, "layers.", patches)}
+    sizes = vision, checkpoint.bert_sizes(bert)
     return checkpoint.Checkpoint(
         *sizes, image, bert, maps, dim, FAMILY, scale, bias, settings
     ), left
-
-
-def _vit_sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    patch = state["embeddings.patch_embeddings.projection.weight"]
-    side = math.isqrt(state["embeddings.position_embeddings"].shape[1])  # a class token aside
-    width, channels, patch_px, _ = patch.shape
-    return {
-        **_layers(state, "layers.", width, max(1, width // checkpoint.HEAD_WIDTH), 1e-6),
-        "model_type": "vit",
-        "image_size": side * patch_px,
-        "patch_size": patch_px,
-        "num_channels": channels,
-    }
