@@ -58,6 +58,17 @@ def doubtful(doubtful_folder: Path) -> "Iterator[Service]":
 
 
 @pytest.fixture(scope="session")
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the key `tests.support.wire.KEY`."""
+    from tests.support.wire import KEY
+
+    path = tmp_path_factory.mktemp("keys") / "key"
+    path.write_text(KEY)
+    path.chmod(0o400)
+    return path
+
+
+@pytest.fixture(scope="session")
 def dicom() -> bytes:
     """An image whose brightness is turned round, 96 pixels high and 64 wide."""
     from tests.support.dicom import dicom_bytes, ramp

@@ -12,21 +12,17 @@ import pytest
 from PIL import Image
 
 from tests.support.service import Service, png, running
-from tests.support.wire import Part, Request, exchange, form
+from tests.support.wire import KEY, Part, Request, exchange, form
 
-KEY = "k" * 20 + "0123456789abcdef"
 MEBIBYTE = 1 << 20
 BODY = 4 * MEBIBYTE
 
 
 @pytest.fixture(scope="module")
-def guarded(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def guarded(folder: Path, key_file: Path) -> Iterator[Service]:
     """A service with a key, and room for eight bodies."""
-    path = tmp_path_factory.mktemp("keys") / "key"
-    path.write_text(KEY)
-    path.chmod(0o400)
     sizes = {"max_body_mb": 4, "max_bodies_mb": 32}
-    given = {"key_file": str(path), "body_deadline_s": 5}
+    given = {"key_file": str(key_file), "body_deadline_s": 5}
     given["constants"] = {"api.middleware:PIECE_S": 0.5, "api.launcher:_IDLE_S": 1}
     with running(folder, **given, **sizes) as service:
         yield service

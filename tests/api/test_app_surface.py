@@ -11,8 +11,8 @@ from fastapi.routing import iter_route_contexts
 from api.app import create_app
 from api.settings import ServeSettings
 from tests.api.test_middleware import exchange
+from tests.support.wire import KEY
 
-KEY = "k" * 20 + "0123456789abcdef"
 STATIC = [file.name for file in (Path(__file__).parents[2] / "api/static").iterdir()]
 OPEN = {"/", *(f"/static/{name}" for name in STATIC if name != "index.html")} | {
     f"{version}/{name}" for version in ("", "/v1") for name in ("health", "ready")
@@ -44,11 +44,8 @@ NOT_THE_KEY = {
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
-    path = tmp_path_factory.mktemp("keys") / "key"
-    path.write_text(KEY)
-    path.chmod(0o400)
-    return create_app(ServeSettings(model="none", key_file=str(path), publish_schema=True))
+def app(key_file: Path) -> FastAPI:
+    return create_app(ServeSettings(model="none", key_file=str(key_file), publish_schema=True))
 
 
 def is_answered(app: FastAPI, method: str, path: str, headers: list[tuple[str, str]]) -> bool:

@@ -1,12 +1,12 @@
 import json
 import socket
 import time
-from pathlib import Path
 
 import pytest
 
 from api.launcher import main
 from tests.support.service import png, running, store
+from tests.support.wire import KEY
 
 
 @pytest.mark.parametrize(
@@ -21,12 +21,9 @@ def test_what_cannot_start_says_why(tmp_path, capsys, host, code, words):
     assert words in said.err
 
 
-def test_with_a_key_any_address_may_be_bound_and_the_index_must_fit(tmp_path: Path) -> None:
+def test_with_a_key_any_address_may_be_bound_and_the_index_must_fit(tmp_path, key_file):
     store(tmp_path, model_digest="f" * 64)
-    key = tmp_path / "key"
-    key.write_text("s" * 32)
-    key.chmod(0o400)
-    with running(tmp_path, "--host", "127.0.0.1", wait=False, key_file=str(key)) as service:
+    with running(tmp_path, "--host", "127.0.0.1", wait=False, key_file=str(key_file)) as service:
         with service.client() as client:
             answer = client.get("/ready")
             while answer.json()["code"] == "loading":
@@ -39,7 +36,7 @@ def test_with_a_key_any_address_may_be_bound_and_the_index_must_fit(tmp_path: Pa
             late.sendall(b"too late.")  # a connection that ended before would be reset
             refusal = b"".join(iter(lambda: late.recv(4096), b""))
             assert refusal.startswith(b"HTTP/1.1 401 ")
-        with service.client(**{"X-API-Key": "s" * 32}) as client:
+        with service.client(**{"X-API-Key": KEY}) as client:
             asked = {"target": "image", "text": "x"}
             assert client.post("/retrieve", data=asked).json()["code"] == "index_mismatch"
             assert client.post("/classify", files={"image": ("a", png())}).status_code == 200

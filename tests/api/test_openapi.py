@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from api.app import create_app
 from api.auth import OPEN_PATHS
 from api.errors import ERRORS, IMAGE_STATUS
@@ -16,22 +14,14 @@ def document(**settings: Any) -> dict[str, Any]:
     return create_app(ServeSettings(model="none", **settings)).openapi()
 
 
-@pytest.fixture
-def key_file(tmp_path: Path) -> str:
-    path = tmp_path / "key"
-    path.write_text("k" * 32)
-    path.chmod(0o400)
-    return str(path)
-
-
 def operations(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
     found = {path: methods.popitem()[1] for path, methods in tree["paths"].items()}
     assert len(found) >= 9
     return found
 
 
-def test_keys_are_asked_for_where_they_are_needed_and_nowhere_else(key_file: str) -> None:
-    tree = document(key_file=key_file)
+def test_keys_are_asked_for_where_they_are_needed_and_nowhere_else(key_file: Path) -> None:
+    tree = document(key_file=str(key_file))
     assert set(tree["components"]["securitySchemes"]) == {"key", "bearer"}
     for path, operation in operations(tree).items():
         assert bool(operation["security"]) is (path not in OPEN_PATHS), path

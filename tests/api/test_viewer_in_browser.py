@@ -11,19 +11,16 @@ from tests.support.browser import AXE, Page, browsing, find_browser, serious_fin
 from tests.support.dicom import dicom_bytes, raster_bytes
 from tests.support.service import Service, png, running
 from tests.support.tiny_models import random_images
+from tests.support.wire import KEY
 
-KEY = "k" * 32
 READY = """document.querySelectorAll('#findings button').length > 0
     && document.querySelectorAll('#cases li').length > 1"""
 NAMED = "[...document.querySelectorAll('#cases li')].map((item) => item.textContent).join()"
 
 
 @pytest.fixture(scope="module")
-def keyed(folder: Path) -> Iterator[Service]:
+def keyed(folder: Path, key_file: Path) -> Iterator[Service]:
     """A service that asks for a key."""
-    key_file = folder / "viewer.key"
-    key_file.write_text(KEY)
-    key_file.chmod(0o400)
     with running(folder, key_file=str(key_file)) as service:
         yield service
 
