@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from medclip_dcl.core.artifact import Artifact, open_artifact
-from medclip_dcl.core.tables import read_table
 from medclip_dcl.data import manifest, selection
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
@@ -20,47 +18,32 @@ from medclip_dcl.text.sections import cut_report
 from pipelines import check_data
 from pipelines.__main__ import main
 from pipelines.check_data import PAGE, UNNAMED, Found, Inspection
-from pipelines.job import main_of
 from pipelines.report import preflight
 from pipelines.report.preflight import read_preflight
 from tests.support.dicom import dicom_bytes, ramp
+from tests.support.jobs import config_for, made, rows, run
 from tests.support.release import REPORT, Release, release
-
-build_manifest = main_of("build_manifest")
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5242880\n"
 PAGE_SAVED = b"<!DOCTYPE html>\n<html><title>503 Service Unavailable</title></html>\n"
 
 
-def write_config(work: Path, **sections: Any) -> Path:
-    work.mkdir(exist_ok=True, parents=True)
-    path = work.with_suffix(".yaml")
-    path.write_text(json.dumps({"work": str(work), "workers": 1} | sections))
-    return path
-
-
 def check(tmp_path: Path, given: Release | None = None, **sections: Any) -> int:
-    root = tmp_path / "source"
+    root, work = tmp_path / "source", tmp_path / "work"
     if given is not None:
         root.mkdir()
         given.write(root)
     source = {"root": str(root), "boxes": "boxes.csv"} | sections.pop("source", {})
-    return main(
-        ["check_data", "--config", str(write_config(tmp_path / "work", source=source, **sections))]
-    )
-
-
-def made(work: Path) -> Artifact:
-    return open_artifact(preflight.ARTIFACT.at(work), preflight.ARTIFACT)
+    config_file = config_for(work, workers=1, source=source, **sections)
+    return main(["check_data", "--config", str(config_file)])
 
 
 def tree(tmp_path: Path) -> dict[str, Any]:
-    return read_preflight(made(tmp_path / "work"))
+    return read_preflight(made(tmp_path / "work", preflight.ARTIFACT))
 
 
-def found(work: Path) -> set[tuple[str, str]]:
-    rows = read_table(made(work).path, preflight.FOUND).to_pylist()
-    return {(row["code"], row["id"]) for row in rows}
+def found(tmp_path: Path) -> list[dict[str, Any]]:
+    return rows(tmp_path / "work", preflight.ARTIFACT, preflight.FOUND)
 
 
 def picture(number: int, **tags: Any) -> bytes:
@@ -121,9 +104,9 @@ def test_every_fault_is_named_and_none_is_invented_and_no_id_is_printed(tmp_path
     given, named = spoilt_archive()
     everything: dict[str, Any] = {"source": {"max_reject_share": 1.0}}
     assert check(tmp_path, given, **everything) == 3
-    assert found(tmp_path / "work") == named
-    assert build_manifest(["--config", str(tmp_path / "work.yaml")]) == 0
-    rejects = read_table(manifest.ARTIFACT.at(tmp_path / "work"), manifest.REJECTS).to_pylist()
+    assert {(row["code"], row["id"]) for row in found(tmp_path)} == named
+    run("build_manifest", tmp_path / "work")
+    rejects = rows(tmp_path / "work", manifest.ARTIFACT, manifest.REJECTS)
     expected = {(code, name) for code, name in named if code not in CHECK_ALONE}
     renamed = {("no_report" if c == "image_without_report" else c, name) for c, name in expected}
     assert {(row["reason"], row["id"]) for row in rejects} == renamed
@@ -132,7 +115,7 @@ def test_every_fault_is_named_and_none_is_invented_and_no_id_is_printed(tmp_path
         "in the source": 20, "frontal": 18, "with a file": 16, "with text": 12,
         "with usable sentences": 12, "that opens": 8,
     }  # fmt: skip
-    listed = read_table(manifest.ARTIFACT.at(tmp_path / "work"), manifest.IMAGES).to_pylist()
+    listed = rows(tmp_path / "work", manifest.ARTIFACT, manifest.IMAGES)
     splits = {(row["subject_id"], row["split"]) for row in listed}
     assert len({subject for subject, _ in splits}) == len(splits)  # nobody is in two
     assert (given.images[0][1], "test") in splits
@@ -177,7 +160,7 @@ def test_no_text_and_no_name_leaves_the_check(tmp_path, capsys):
 
 
 def table_of(tmp_path: Path, texts: list[str]) -> dict[str, Any]:
-    (tmp_path / "source").mkdir()
+    (tmp_path / "source").mkdir(exist_ok=True)
     lines = [{"uid": n, "text": text} for n, text in enumerate(texts)]
     table = tmp_path / "source/reports.jsonl"
     table.write_text("\n".join(map(json.dumps, lines)) + "\n")
@@ -213,12 +196,7 @@ def test_a_corpus_of_another_language_is_warned_of(tmp_path, capsys):
 
 
 def test_a_table_of_reports_alone_is_held_against_the_thresholds(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    lines = [{"uid": n, "text": text} for n, text in enumerate(["No edema.", "Mild edema.", ""])]
-    table = tmp_path / "source/reports.jsonl"
-    table.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    columns = {"subject_id": "uid", "report": "text"}
-    source = {"kind": "table", "table": "reports.jsonl", "columns": columns, "boxes": ""}
+    source = table_of(tmp_path, ["No edema.", "Mild edema.", ""])
     assert check(tmp_path, source=source | {"max_reject_share": 0.3}) == 3
     assert check(tmp_path, source=source | {"max_reject_share": 0.4}) == 0
     facts = tree(tmp_path)
@@ -239,8 +217,7 @@ def test_faults_name_the_row_of_their_table(tmp_path: Path) -> None:
     table = {"train": "train.csv", "test": "test.csv"}
     source = {"kind": "table", "table": table, "columns": columns, "boxes": ""}
     assert check(tmp_path, source=source) == 3
-    rows = read_table(made(tmp_path / "work").path, preflight.FOUND).to_pylist()
-    named = {(row["code"], row["id"]): (row["table"], row["row"]) for row in rows}
+    named = {(row["code"], row["id"]): (row["table"], row["row"]) for row in found(tmp_path)}
     assert named["missing_image", "train0"] == ("train.csv", 0)
     assert named["no_subject", "test1"] == ("test.csv", 1)
     assert named["missing_image", "test2"] == ("test.csv", 2)
@@ -251,9 +228,8 @@ def test_faults_name_the_row_of_their_table(tmp_path: Path) -> None:
 def test_real_sources_are_checked(tmp_path, test_data, monkeypatch):
     monkeypatch.setenv("TEST_DATA", str(test_data))
     config = Path(__file__).parents[2] / "configs/covid_cxr.yaml"
-    settings = ["--set", f"work={tmp_path}"]
-    assert main(["check_data", "--config", str(config), *settings]) == 0
-    facts = read_preflight(made(tmp_path))
+    assert main(["check_data", "--config", str(config), "--set", f"work={tmp_path / 'work'}"]) == 0
+    facts = tree(tmp_path)
     assert facts["steps"][0]["images"] == 127
     assert facts["images"]["opened"] == sum(facts["images"]["formats"].values()) == 127
     assert "same_pixels" not in {line["code"] for line in facts["lines"]}
@@ -273,24 +249,17 @@ def test_the_same_picture_has_one_key_however_it_is_stored(tmp_path: Path) -> No
     }
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
+    listed = [ImageRecord(name, "s", "p", "PA", name) for name in files]
     with Decoder(ImagesConfig(), 1) as decoder:
-        rows = {
-            name: check_data.inspect_image(
-                ImageRecord(name, "s", "p", "PA", name), tmp_path, decoder
-            )
-            for name in files
-        }
-    assert rows["plain"]["pixels_key"] == rows["inverse"]["pixels_key"] != ""
-    assert rows["other"]["pixels_key"] not in {"", rows["plain"]["pixels_key"]}
-    assert [rows[name]["inverted"] for name in files] == [False, True, False, False, False]
-    assert (rows["plain"]["ignored"], rows["other"]["ignored"]) == ("PixelSpacing", "")
-    assert (rows["plain"]["height_px"], rows["plain"]["width_px"]) == (40, 50)
-    assert (rows["flat"]["code"], rows["flat"]["pixels_key"]) == ("constant", "")
-    assert (rows["cut"]["code"], rows["cut"]["source"], rows["cut"]["bits_stored"]) == (
-        "truncated",
-        "",
-        None,
-    )
+        read = [check_data.inspect_image(record, tmp_path, decoder) for record in listed]
+    plain, inverse, other, flat, cut = read
+    assert plain["pixels_key"] == inverse["pixels_key"] != ""
+    assert other["pixels_key"] not in {"", plain["pixels_key"]}
+    assert [row["inverted"] for row in read] == [False, True, False, False, False]
+    assert (plain["ignored"], other["ignored"]) == ("PixelSpacing", "")
+    assert (plain["height_px"], plain["width_px"]) == (40, 50)
+    assert (flat["code"], flat["pixels_key"]) == ("constant", "")
+    assert (cut["code"], cut["source"], cut["bits_stored"]) == ("truncated", "", None)
 
 
 def test_what_one_section_asserts_no_other_takes_back() -> None:
