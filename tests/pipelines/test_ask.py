@@ -1,6 +1,7 @@
 """ask: a folder's answers as a table, those of a killed run kept."""
 
 import csv
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,42 +14,48 @@ from pipelines.ask import write_findings
 from tests.support.service import png, running
 
 
-def test_a_folder_becomes_a_table_and_a_cut_one_goes_on(tmp_path, published, capfd):
+@pytest.fixture(scope="module")
+def url(published: Path) -> Iterator[str]:
+    with running(published) as service:
+        yield service.url
+
+
+def test_a_folder_becomes_a_table_and_a_cut_one_goes_on(tmp_path, url, capfd):
     images, table = tmp_path / "images", tmp_path / "answers.csv"
     (images / "b").mkdir(parents=True)
     contents = {"a.png": png(seed=1), "b/c.png": png(seed=2), "d.txt": b"none"}
     for name, content in contents.items():
         (images / name).write_bytes(content)
-    with running(published) as service:
-        words = ["ask", "classify", str(images), "--csv", str(table), "--url", service.url]
-        assert main(words) == 0
-        with Client(service.url) as client:
-            answer = client.classify(images / "b/c.png")
-        whole = table.read_bytes()
-        rows = list(csv.DictReader(whole.decode().splitlines()))
-        assert [Path(row["image"]).name for row in rows] == ["a.png", "c.png", "d.txt"]
-        assert isinstance(answer, ClassifyAnswer)
-        for finding in answer.findings:
-            assert float(rows[1][f"{finding.name} score"]) == pytest.approx(finding.score, abs=1e-6)
-            assert rows[1][f"{finding.name} decision"] == str(finding.decision)
-        assert [bool(row["refused"]) for row in rows] == [False, False, True]
-        table.write_bytes(whole[: whole.rfind(b"c.png") + 9])  # a kill in the middle of a row
-        assert main(words) == 0
-        again = list(csv.DictReader(table.read_text().splitlines()))
-        assert [row["image"] for row in again] == [row["image"] for row in rows]
-        digest = again[0]["model"]
-        assert {row["model"] for row in again} == {answer.model} == {digest}  # of refused ones too
-        table.write_bytes(whole.replace(digest.encode(), b"f" * 64, 1))
+    words = ["ask", "classify", str(images), "--csv", str(table), "--url", url]
+    assert main(words) == 0
+    with Client(url) as client:
+        answer = client.classify(images / "b/c.png")
+    whole = table.read_bytes()
+    rows = list(csv.DictReader(whole.decode().splitlines()))
+    assert [Path(row["image"]).name for row in rows] == ["a.png", "c.png", "d.txt"]
+    assert isinstance(answer, ClassifyAnswer)
+    for finding in answer.findings:
+        assert float(rows[1][f"{finding.name} score"]) == pytest.approx(finding.score, abs=1e-6)
+        assert rows[1][f"{finding.name} decision"] == str(finding.decision)
+    assert [bool(row["refused"]) for row in rows] == [False, False, True]
+    table.write_bytes(whole[: whole.rfind(b"c.png") + 9])  # a kill in the middle of a row
+    assert main(words) == 0
+    again = list(csv.DictReader(table.read_text().splitlines()))
+    assert [row["image"] for row in again] == [row["image"] for row in rows]
+    digest = again[0]["model"]
+    assert {row["model"] for row in again} == {answer.model} == {digest}  # of refused ones too
+    other = whole.replace(digest.encode(), b"f" * 64, 1)
+    for content, said in (
+        (other, "rows of model ffffffffffff"),
+        (b"image,other\n", "name another file"),
+    ):
+        table.write_bytes(content)
         capfd.readouterr()
         assert main(words) == 2
-        assert "rows of model ffffffffffff" in capfd.readouterr().err
-        table.write_text("image,other\n")
-        capfd.readouterr()
-        assert main(words) == 2
-        assert "name another file" in capfd.readouterr().err
+        assert said in capfd.readouterr().err
 
 
-def test_no_name_is_a_formula_or_breaks_a_row(tmp_path, published, monkeypatch):
+def test_no_name_is_a_formula_or_breaks_a_row(tmp_path, url, monkeypatch):
     names = {
         "=cmd|' calc'!A0.png": "./=cmd|' calc'!A0.png",
         "+1.png": "./+1.png",
@@ -67,19 +74,17 @@ def test_no_name_is_a_formula_or_breaks_a_row(tmp_path, published, monkeypatch):
     for name in names:
         (folder / name).write_bytes(png())
     monkeypatch.chdir(folder)
-    with running(published) as service:
-        words = ["ask", "classify", ".", "--csv", str(table)]
-        for _ in range(2):  # the second has nothing to ask
-            assert main([*words, "--url", service.url]) == 0
-            rows = list(csv.DictReader(table.read_text("utf-8").splitlines()))
-            assert {row["image"] for row in rows} == {*names.values()}
-            assert len(rows) == len(names)
-            assert not any(row["refused"] for row in rows)
+    for _ in range(2):  # the second has nothing to ask
+        assert main(["ask", "classify", ".", "--csv", str(table), "--url", url]) == 0
+        rows = list(csv.DictReader(table.read_text("utf-8").splitlines()))
+        assert {row["image"] for row in rows} == {*names.values()}
+        assert len(rows) == len(names)
+        assert not any(row["refused"] for row in rows)
 
 
-def test_a_model_that_is_exchanged_meanwhile_is_not_mixed_in(tmp_path, published):
+def test_a_model_that_is_exchanged_meanwhile_is_not_mixed_in(tmp_path, url):
     (tmp_path / "a.png").write_bytes(png())
-    with running(published) as service, Client(service.url) as client:
+    with Client(url) as client:
         facts = client.model().model_copy(update={"digest": "f" * 64})
         client.model = lambda: facts  # what the service had said before the exchange
         with pytest.raises(ConfigError, match="another model since this run began"):
