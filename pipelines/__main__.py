@@ -21,6 +21,8 @@ from .cli import ConfigFile, make_command, reuse_memory, run_folder, sibling
 from .stages import HEADINGS, LISTED, STAGES, function_of
 
 _SERVED = Path("configs/serve.yaml")
+# All words are those of the client's own parser.
+_PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 COMMANDS = {
     heading: {name: item.line for name, item in LISTED.items() if item.heading == heading}
@@ -42,8 +44,6 @@ class _LazyGroup(TyperGroup):
 
 def _load(name: str) -> Any:
     # The module is imported only now; its function becomes the command.
-    if name == "ask":
-        return get_command(importlib.import_module(".ask", __package__).app)
     if name == "train":  # with as many processes as the config asks for
         from .run import run_train
 
@@ -53,7 +53,7 @@ def _load(name: str) -> Any:
         from .job import job_command
 
         function = job_command(name, function)
-    return make_command(function, name)
+    return make_command(function, name, **(_PASSED_ON if name == "ask" else {}))
 
 
 def serve(

@@ -2,8 +2,6 @@
 
 import csv
 import io
-import sys
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import typer
 
 from medclip_dcl.client import Client, answer_question, client_parser
-from medclip_dcl.core.errors import ConfigError, MedclipError, ServiceError
+from medclip_dcl.core.errors import ConfigError, ServiceError
 from medclip_dcl.core.progress import Progress
 from medclip_dcl.schemas import ClassifyAnswer, RefusedImage
 
@@ -23,39 +21,27 @@ _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 _MOST_BYTES = 16 << 20
 """Of the images that are sent at once: below what a service takes in a body."""
 
-app = typer.Typer(add_completion=False)
-_REST = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
+def ask(context: typer.Context) -> int:
+    """Ask with the words of the light client, which has no tables.
 
-@app.command(context_settings=_REST)
-def ask(context: typer.Context) -> None:
-    """Ask with the words of the light client, which has no tables."""
-    parser = client_parser("medclip ask", with_tables=True)
-    try:
-        words = parser.parse_args(context.args)
-    except SystemExit as end:
-        raise typer.Exit(end.code if isinstance(end.code, int) else 1) from None
-    images = getattr(words, "image", None) or []
-    folders = [
-        image for image in (images if isinstance(images, list) else [images]) if image.is_dir()
-    ]
-    if folders and not getattr(words, "csv", None):
-        print(f"ask: {folders[0]} is a folder; name an image, or write a row for each of its "
-              "images with `medclip ask classify FOLDER --csv FILE`", file=sys.stderr)  # fmt: skip
-        raise typer.Exit(ConfigError.exit_code)
-    raise typer.Exit(_write_table(words) if getattr(words, "csv", None) else answer_question(words))
-
-
-def _write_table(words: Namespace) -> int:
-    """Ask about any number of images, a row each; a killed run goes on where it was."""
-    try:
-        if words.explain:
-            raise ConfigError("--explain draws heatmaps, which no row of --csv holds; give one")
-        with Client(words.url, words.key_file or "", ca=words.ca) as client:
-            return run_resumable("ask", lambda: write_findings(client, words.image, words.csv))
-    except MedclipError as error:
-        print(f"ask: {error}", file=sys.stderr)
-        return error.exit_code
+    With `--csv` any number of images has a row each; a killed run goes on where it was.
+    """
+    words = client_parser("medclip ask", with_tables=True).parse_args(context.args)
+    table = getattr(words, "csv", None)
+    if not table:
+        images = getattr(words, "image", None) or []
+        for image in images if isinstance(images, list) else [images]:
+            if image.is_dir():
+                raise ConfigError(
+                    f"{image} is a folder; name an image, or write a row for each of its images "
+                    "with `medclip ask classify FOLDER --csv FILE`"
+                )
+        return answer_question(words)
+    if words.explain:
+        raise ConfigError("--explain draws heatmaps, which no row of --csv holds; give one")
+    with Client(words.url, words.key_file or "", ca=words.ca) as client:
+        return run_resumable("ask", lambda: write_findings(client, words.image, table))
 
 
 def write_findings(client: Client, images: Sequence[Path], table: Path) -> None:

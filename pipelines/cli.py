@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -90,8 +90,8 @@ def reuse_memory() -> None:
     importlib.import_module(f"{sibling('api')}.memory").keep_memory()
 
 
-def make_command(function: Callable[..., int], name: str, text: str | None = None) -> TyperCommand:
-    """Make a command whose options are a function's parameters.
+def make_command(function: Callable[..., int], name: str, **settings: Any) -> TyperCommand:
+    """Make a command whose options are a function's parameters; `settings` are those of click.
 
     An error of ours is one line on stderr and its exit code.
     """
@@ -107,7 +107,7 @@ def make_command(function: Callable[..., int], name: str, text: str | None = Non
         raise typer.Exit(code)
 
     app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-    app.command(name, help=text)(guarded)
+    app.command(name, context_settings=settings)(guarded)
     command = get_command(app)
     assert isinstance(command, TyperCommand)
     return command

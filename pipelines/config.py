@@ -100,7 +100,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         key, equals, text = override.partition("=")
         if not equals or not all(key.split(".")):
             raise ConfigError(f"override {override!r} must read section.key=value")
-        put_setting(tree, key, parse_value(text))
+        tree = laid_over(tree, setting_tree(key, parse_value(text)))
     return check_config(tree, str(path))
 
 
@@ -152,14 +152,9 @@ def laid_over(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return laid
 
 
-def put_setting(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Put the value of a dotted setting, or some of a section, into a tree, in place.
-
-    ConfigError where a setting has no room there.
-    """
-    *sections, last = key.split(".")
-    for name in sections:
-        tree = tree.setdefault(name, {})
-        if not isinstance(tree, dict):
-            raise ConfigError(f"override {key!r}: {name!r} is not a section")
-    tree[last] = laid_over({last: tree.get(last)}, {last: value})[last]
+def setting_tree(name: str, value: Any) -> dict[str, Any]:
+    """Make the tree of one dotted setting."""
+    for key in reversed(name.split(".")):
+        value = {key: value}
+    tree: dict[str, Any] = value
+    return tree

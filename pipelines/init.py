@@ -64,6 +64,7 @@ _NAMES = {
 }
 TEMPLATE = "{finding} in the chest X-ray."
 _SUFFIXES = (".dcm", ".dicom", ".jpg", ".jpeg", ".png")
+_WINDOWS = re.compile(r"\\.*\.(dcm|dicom|jpe?g|png)$", re.IGNORECASE)
 _SAMPLE = 200  # values of a column
 _TRIED = 40  # paths of these that are looked for
 _LEAST_WORDS = 4.0  # of a text in a column without a usual name, on average
@@ -373,7 +374,7 @@ def _find_images(
     ]
     if tried:
         return max(tried, key=_likeliness)
-    windows = [name for name, values in samples.items() if _share(values, _is_windows) > _MOST]
+    windows = [name for name, values in samples.items() if _share(values, _WINDOWS.search) > _MOST]
     remedy = (
         f"the paths of column {windows[0]!r} have backslashes; write them with /"
         if windows
@@ -392,10 +393,6 @@ def _folders(path: Path) -> list[Path]:
     home = path.absolute().parent
     inside = sorted(item for item in home.iterdir() if item.is_dir() and item.name[0] != ".")
     return [*dict.fromkeys((home, Path.cwd())), *inside[:_MOST_FOLDERS], home.parent]
-
-
-def _is_windows(value: str) -> bool:
-    return "\\" in value and value.lower().endswith(_SUFFIXES)
 
 
 def _candidates(column: str, values: Sequence[str], roots: Sequence[Path]) -> Iterator[_Images]:

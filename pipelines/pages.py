@@ -1,7 +1,6 @@
 """What a reader is given of a run: one page to look at, the model card and the data card."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +77,8 @@ def write_cards(job: Job) -> None:
         files = {
             MODEL_CARD: model_card(model),
             DATA_CARD: data_card(data),
-            MODEL_FACTS: _json(model),
-            DATA_FACTS: _json(data),
+            MODEL_FACTS: json_text(model),
+            DATA_FACTS: json_text(data),
         }
         for name, text in files.items():
             write_text(writer.directory / name, text)
@@ -89,7 +88,8 @@ def write_cards(job: Job) -> None:
     job.make(CARDS, settings, {**sources.artifacts, **needed}, write)
 
 
-def _json(tree: Mapping[str, Any]) -> str:
+def json_text(tree: Any) -> str:
+    """Write plain values as a file has them."""
     return json.dumps(tree, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
 

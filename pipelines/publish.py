@@ -1,9 +1,8 @@
 """Models from elsewhere and for elsewhere: public checkpoints, exports, copies on a hub."""
 
-import json
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from huggingface_hub import CommitOperationAdd, HfApi
@@ -35,7 +34,7 @@ from medclip_dcl.models.public.weights import PACKAGE, fetch_weights
 from medclip_dcl.training.config import read_training_config
 
 from .cli import ConfigFile, Overrides, config_of, run_folder
-from .pages import DATA_CARD, MODEL_CARD, cards_of
+from .pages import DATA_CARD, MODEL_CARD, cards_of, json_text
 
 _KEPT = (WEIGHTS, *(f"{TEXT}/{name}" for name in TEXT_FILES))
 _KEPT_IF_THERE = (
@@ -227,13 +226,11 @@ def export_model(
         card = {name: package.card[name] for name in _CARD if name in package.card}
         if settings and "objective" in card:  # of an earlier version, it may name a table
             card["objective"] = settings.objective.public_settings()
-        write_text(writer.directory / CONFIG, _json((settings or package.config).public_settings()))
-        write_text(writer.directory / CARD, _json(card))
-        write_text(writer.directory / SUBJECTS, _json(None))
+        write_text(
+            writer.directory / CONFIG, json_text((settings or package.config).public_settings())
+        )
+        write_text(writer.directory / CARD, json_text(card))
+        write_text(writer.directory / SUBJECTS, json_text(None))
         for name, output in (("README.md", MODEL_CARD), (DATA_CARD, DATA_CARD)):
             write_bytes(writer.directory / name, cards.file(output).read_bytes())
         return writer.commit({})
-
-
-def _json(tree: Any) -> str:
-    return json.dumps(tree, indent=1, sort_keys=True, ensure_ascii=False) + "\n"

@@ -24,7 +24,7 @@ from medclip_dcl.core.files import find_config, write_bytes, write_text
 from medclip_dcl.core.progress import EVERY_S
 from medclip_dcl.schemas import html_table, text_table
 
-from .config import laid_over, load_config
+from .config import laid_over, load_config, setting_tree
 from .stages import REPORT
 
 if TYPE_CHECKING:
@@ -357,10 +357,8 @@ def _write_prompts(
 def _nested(settings: Mapping[str, Any] | None) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for name, value in (settings or {}).items():
-        part: Any = _nested(value) if isinstance(value, Mapping) else value
-        for key in reversed(name.split(".")):
-            part = {key: part}
-        tree = laid_over(tree, part)
+        part = _nested(value) if isinstance(value, Mapping) else value
+        tree = laid_over(tree, setting_tree(name, part))
     return tree
 
 

@@ -30,7 +30,7 @@ from medclip_dcl.training.logging import read_metrics
 from medclip_dcl.training.settings import BestMetric, lower_is_better
 
 from .cli import ConfigFile, Overrides
-from .config import check_config, put_setting
+from .config import check_config, laid_over, setting_tree
 from .data import refuse_missing_labels
 from .job import STOPPED, Job, Stopped, run_job
 from .run import run as run_config
@@ -227,7 +227,7 @@ class Sweep:
         tree |= {"work": str(folder), "seed": seed, "jobs": list(_STAGES)}
         tree["train"]["best_metric"] = self.metric
         for key, value in point.changes.items():
-            put_setting(tree, key, value)
+            tree = laid_over(tree, setting_tree(key, value))
         config = check_config(tree, f"of run {point.name}")
         listed = manifest.ARTIFACT.at(self.job.work)
         if (listed / HEADER).is_file():
