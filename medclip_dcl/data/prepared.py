@@ -150,26 +150,23 @@ class PreparedImages:
         """Id of an image -> its row."""
         return {image_id: row for row, image_id in enumerate(self.image_ids)}
 
-    @cached_property
-    def _sizes(self) -> npt.NDArray[np.int32]:
-        parts = [
-            np.stack([shard[name].to_numpy() for name in ("height_px", "width_px")], axis=1)
-            for shard in self._shards
-        ]
-        return np.concatenate(parts) if parts else np.zeros((0, 2), dtype=np.int32)
-
-    def pixels(self, row: int) -> npt.NDArray[np.uint8]:
-        """Return one image without copying it: uint8 (size_px, size_px), read-only, 0 black."""
+    def _place(self, row: int) -> tuple[int, int]:
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)} prepared images")
         shard = bisect_right(self._starts, row) - 1
-        image: npt.NDArray[np.uint8] = self._images[shard][row - self._starts[shard]]
+        return shard, row - self._starts[shard]
+
+    def pixels(self, row: int) -> npt.NDArray[np.uint8]:
+        """Return one image without copying it: uint8 (size_px, size_px), read-only, 0 black."""
+        shard, own = self._place(row)
+        image: npt.NDArray[np.uint8] = self._images[shard][own]
         return image
 
     def original_size(self, row: int) -> tuple[int, int]:
         """Return height and width of an image before it was stretched, pixels."""
-        height, width = self._sizes[row]
-        return int(height), int(width)
+        shard, own = self._place(row)
+        height, width = (self._shards[shard][name][own] for name in ("height_px", "width_px"))
+        return height.as_py(), width.as_py()
 
     def find_repeats(self, rows: Iterable[int], among: Iterable[int]) -> dict[int, int]:
         """Find each row whose picture others have, and the first such row among these."""

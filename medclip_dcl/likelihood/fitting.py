@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jinja2
 import torch
@@ -39,7 +39,6 @@ from medclip_dcl.likelihood.masked_lm import (
     CARD,
     LanguageModel,
     load_language_model,
-    predict_masked,
     save_language_model,
 )
 from medclip_dcl.likelihood.pll import Encoding, encode_sentences
@@ -276,9 +275,17 @@ def _step(
 
 
 def _predict(model: BertForMaskedLM, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
-    ids, labels = batch.ids.to(model.device), batch.labels.to(model.device)
+    # Logits, (asked, vocab), and labels of the positions that are asked.
+    labels, whole = batch.labels.to(model.device), cast(Any, model)
     row, position = (labels != NOT_ASKED).nonzero(as_tuple=True)
-    return predict_masked(model, ids, row, position), labels[row, position]
+    states = whole.bert.embeddings(input_ids=batch.ids.to(model.device))  # (rows, length, width)
+    *layers, last = whole.bert.encoder.layer
+    for layer in layers:
+        states = layer(states)
+    # Behind the last layer's attention nothing reads the other positions.
+    context = last.attention.self(states)[0][row, position]
+    attended = last.attention.output(context, states[row, position])
+    return whole.cls(last.feed_forward_chunk(attended)), labels[row, position]
 
 
 def _optimizer(model: BertForMaskedLM, learning_rate: float) -> torch.optim.AdamW:

@@ -66,18 +66,11 @@ def model_digest(artifact: Artifact) -> str:
 def tokenizer_digest(artifact: Artifact) -> str:
     """Name the tokenizer of a language model by the digest of its tokenizer.json."""
     artifact.file(text_encoder.TOKENIZER)
-    digest: str = artifact.files[text_encoder.TOKENIZER]["sha256"]
-    return digest
+    return str(artifact.files[text_encoder.TOKENIZER]["sha256"])
 
 
-HEAD_KEYS = tuple(
-    f"cls_projection_head.{layer}.{part}"
-    for layer in ("dense_to_hidden", "LayerNorm", "dense_to_output")
-    for part in ("weight", "bias")
-)
-"""CXR-BERT's own projection head: may be in a checkpoint, and is not part of the model."""
-
-_OTHER_HEADS = ("bert.pooler.", "cls.seq_relationship.")
+# May be in a checkpoint, and are not part of the model; the last is CXR-BERT's own.
+_OTHER_HEADS = ("bert.pooler.", "cls.seq_relationship.", "cls_projection_head.")
 _COUNTED = "bert.embeddings.position_ids"  # 0, 1, 2, ...: older transformers wrote them out
 _TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -153,7 +146,7 @@ def _fill(model: BertForMaskedLM, state: dict[str, Tensor]) -> tuple[str, ...]:
         if name in state and source in state and not torch.equal(state[name], state[source]):
             raise CheckpointError(f"{name} differs from {source}; BERT ties them")
     state.pop(_COUNTED, None)
-    ignored = {name for name in state if name in HEAD_KEYS or name.startswith(_OTHER_HEADS)}
+    ignored = {name for name in state if name.startswith(_OTHER_HEADS)}
     # Tied weights are taken from where BERT reads them, and tied again below.
     used = {name: tensor for name, tensor in state.items() if name not in ignored | set(_TIED)}
     try:
@@ -276,25 +269,6 @@ class MaskedForward(nn.Module):
 def is_bert(model: PreTrainedModel) -> bool:
     """Whether a model is BERT's masked language model itself, not its kin or a decoder."""
     return type(model) is BertForMaskedLM and not model.config.is_decoder
-
-
-def predict_masked(
-    model: BertForMaskedLM,
-    ids: Int[Tensor, "rows length"],
-    row: Int[Tensor, " asked"],
-    position: Int[Tensor, " asked"],
-) -> Float[Tensor, "asked vocab"]:
-    """Compute logits of the vocabulary at some positions only, of rows without padding."""
-    bert: Any = model.bert
-    states = bert.embeddings(input_ids=ids)  # (rows, length, width)
-    layers: list[Any] = list(bert.encoder.layer)
-    for layer in layers[:-1]:
-        states = layer(states)
-    # Behind the last layer's attention nothing reads the other positions.
-    context = layers[-1].attention.self(states)[0][row, position]
-    attended = layers[-1].attention.output(context, states[row, position])
-    logits: Tensor = model.cls(layers[-1].feed_forward_chunk(attended))
-    return logits
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ model is run is the engine's matter; scores of engines agree within 2e-4 nats.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -147,15 +148,13 @@ def pseudo_log_likelihood(
     if engine == "auto" and pieces < _WORTH_PREPARING:
         engine = "torch"
     prepared = prepare_engine(model, engine)
-
-    def score(advance: Callable[[int], None] | None) -> Tensor:
-        budget = token_budget or find_budget(model)
-        return score_encodings(model, encodings, mask_id, variant, budget, advance, prepared)
-
-    if not progress:
-        return score(None).float()
-    with Progress("score sentences", sum(item.tokens for item in distinct), "copy") as bar:
-        return score(bar.advance).float()
+    budget = token_budget or find_budget(model)
+    copies = sum(item.tokens for item in distinct)
+    with Progress("score sentences", copies, "copy") if progress else nullcontext() as bar:
+        advance = bar.advance if bar else None
+        return score_encodings(
+            model, encodings, mask_id, variant, budget, advance, prepared
+        ).float()
 
 
 def score_sentences(
