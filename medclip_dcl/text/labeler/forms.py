@@ -6,6 +6,7 @@ answer becomes a word that looks back, so that the rules of `negation` hold for 
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 
 from medclip_dcl.text.cleaning import Patterns, fold_unicode
 from medclip_dcl.text.labeler.lexicon import WORDS, Cue
@@ -147,11 +148,8 @@ _SIDES = {Cue.LEFT, Cue.RIGHT, Cue.BOTH}
 
 def _label_left(label: Sequence[Mark], rest: Sequence[Mark]) -> list[Mark]:
     """Drop what a label before a colon does not claim."""
-    clause = list(rest)
-    for index, mark in enumerate(rest):
-        if mark.cue in {Cue.BREAK, Cue.COLON, Cue.DASH}:
-            clause = list(rest[:index])
-            break
+    ends = {Cue.BREAK, Cue.COLON, Cue.DASH}
+    clause = list(takewhile(lambda mark: mark.cue not in ends, rest))
     speaking = [mark for mark in clause if mark.cue not in {Cue.COMMA, Cue.NEUTRAL, Cue.VERB}]
     first = speaking[0] if speaking else None
     own_region = any(mark.region for mark in clause)

@@ -12,6 +12,7 @@ concepts before them, back to the last verb. A hedge stops at a comma as well, w
 """
 
 from collections.abc import Sequence
+from itertools import islice
 
 from medclip_dcl.text.labeler.lexicon import Cue
 from medclip_dcl.text.labeler.phrases import Mark, Polarity
@@ -159,12 +160,8 @@ def _turns_back(clause: Sequence[Mark], index: int) -> bool:
 
 def _follows_not(clause: Sequence[Mark], index: int) -> bool:
     """Whether a "not" stands between a cue that looks back and the concept before it."""
-    for mark in reversed(clause[:index]):
-        if mark.concept:
-            return False
-        if mark.cue is Cue.NOT:
-            return True
-    return False
+    before = (mark for mark in reversed(clause[:index]) if mark.concept or mark.cue is Cue.NOT)
+    return any(mark.cue is Cue.NOT for mark in islice(before, 1))
 
 
 def _hedge_last_concept(clause: Sequence[Mark], polarities: list[Polarity], index: int) -> None:

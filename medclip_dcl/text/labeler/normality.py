@@ -7,6 +7,7 @@ else just after it ("normal heart size and mediastinal contours").
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from medclip_dcl.text.labeler.lexicon import ASSERTED_WHERE_LARGE, NEGATED_WHERE_NORMAL, Cue
 from medclip_dcl.text.labeler.phrases import Mark, Mention, Polarity
@@ -70,11 +71,9 @@ def _is_said(clause: Sequence[Mark], index: int) -> bool:
 
 
 def _is_denied(clause: Sequence[Mark], index: int, polarity: Polarity) -> bool:
-    following = clause[index + 1] if index + 1 < len(clause) else None
-    of_something = (
-        following is not None
-        and bool(following.concept)
-        and following.start - clause[index].end < _NEAR
+    of_something = any(
+        mark.concept and mark.start - clause[index].end < _NEAR
+        for mark in clause[index + 1 : index + 2]
     )
     return polarity is Polarity.NEGATED and not of_something
 
@@ -90,17 +89,11 @@ def _subjects(clause: Sequence[Mark], index: int, used: set[int]) -> list[int]:
             break
         if mark.region:
             before.append(position)
-    return before or _subjects_after(clause, index)
-
-
-def _subjects_after(clause: Sequence[Mark], index: int) -> list[int]:
-    after: list[int] = []
-    for position in range(index + 1, len(clause)):
-        if clause[position].region:
-            after.append(position)
-        elif clause[position].cue not in _SKIPPED_AFTER:
-            break
-    return after
+    after = takewhile(
+        lambda position: clause[position].region or clause[position].cue in _SKIPPED_AFTER,
+        range(index + 1, len(clause)),
+    )
+    return before or [position for position in after if clause[position].region]
 
 
 def _is_whole(clause: Sequence[Mark], index: int) -> bool:

@@ -6,11 +6,10 @@ later rules read.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from medclip_dcl.text.cleaning import fold_unicode
@@ -33,14 +32,6 @@ _LONGEST_CLAUSE = 100
 _CUTS = {Cue.BREAK, Cue.WHICH}
 
 
-class Match(NamedTuple):
-    """A phrase that was found: what it stands for, and its words' places."""
-
-    value: Any
-    start: int
-    end: int
-
-
 def words(text: str) -> list[str]:
     """Cut text into lower-case words in the singular, numbers and marks; `;` becomes `!`.
 
@@ -53,67 +44,11 @@ def words(text: str) -> list[str]:
     return [_singular(word) for word in _WORD.findall(folded)]
 
 
-class PhraseTable:
-    """Finds every phrase of a lexicon (phrase -> what it stands for), the longest first.
-
-    Phrases are cut as `words` cuts text. One slip of the pen is forgiven in the long words of
-    those that are `forgiven`, and the beginning of a word of `shortened` stands for it where it
-    begins no word of another meaning: "atelect".
-    """
-
-    def __init__(
-        self,
-        phrases: Mapping[str, Any],
-        forgiven: Iterable[str] = (),
-        shortened: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self._root = _Node()
-        for phrase, value in phrases.items():
-            node = self._root
-            for word in words(phrase):
-                node = node.following.setdefault(word, _Node())
-            node.value = value
-        self._spelling = _Spelling(
-            {word for phrase in phrases for word in words(phrase)},
-            {word for phrase in forgiven for word in words(phrase)},
-            shortened,
-        )
-
-    def find(self, text: str) -> list[Match]:
-        """Find the phrases of a text, in order; their places count words."""
-        known = [self._spelling.correct(word) for word in words(text)]
-        matches = []
-        index = 0
-        while index < len(known):
-            match = self._longest(known, index)
-            if match is not None:
-                matches.append(match)
-            index = index + 1 if match is None else match.end
-        return matches
-
-    def _longest(self, known: Sequence[str], start: int) -> Match | None:
-        node, found = self._root, None
-        for index in range(start, len(known)):
-            if known[index] not in node.following:
-                break
-            node = node.following[known[index]]
-            if node.value is not None:
-                found = Match(node.value, start, index + 1)
-        return found
-
-
-@dataclass(slots=True)
-class _Node:
-    """A place in the tree: what ends here, and the words that go on."""
-
-    value: Any = None
-    following: dict[str, "_Node"] = field(default_factory=dict)
-
-
 class _Spelling:
     """Corrects one wrong, missing, added or swapped letter in the long words among some.
 
-    Beginnings of some words are written out.
+    The beginning of a word of `shortened` stands for it where it begins no word of another meaning:
+    "atelect".
     """
 
     def __init__(
@@ -222,16 +157,16 @@ class Mark(NamedTuple):
     end: int
 
 
-def _terms() -> dict[str, tuple[Cue | None, str, str]]:
-    """Phrase -> the first three fields of its mark."""
-    names = {phrase: (None, name, "") for phrase, name in _phrases(PHRASES_OF)}
-    regions = {phrase: (None, "", name) for phrase, name in _phrases(REGIONS_OF)}
-    return names | regions | {phrase: (cue, "", "") for phrase, cue in _phrases(CUES)}
-
-
 def _phrases(texts: Mapping[Any, str]) -> Iterator[tuple[str, Any]]:
     return ((phrase, name) for name, text in texts.items() for phrase in split_phrases(text))
 
+
+_TERMS: dict[str, tuple[Cue | None, str, str]] = {
+    **{phrase: (None, name, "") for phrase, name in _phrases(PHRASES_OF)},
+    **{phrase: (None, "", name) for phrase, name in _phrases(REGIONS_OF)},
+    **{phrase: (cue, "", "") for phrase, cue in _phrases(CUES)},
+}
+"""Phrase -> the first three fields of its mark."""
 
 _FORGIVEN = [phrase for texts in (PHRASES_OF, REGIONS_OF) for phrase, _ in _phrases(texts)]
 _SHORTENED = {
@@ -240,14 +175,34 @@ _SHORTENED = {
     if len(words(phrase)) == 1 and name != "Device" and FINDINGS_OF.get(name)
 }
 _FORGIVEN += [*split_phrases(CUES[Cue.NORMAL]), "without"]
-_TABLE = PhraseTable(_terms(), _FORGIVEN, shortened=_SHORTENED)
+_SPELLING = _Spelling(
+    {word for phrase in _TERMS for word in words(phrase)},
+    {word for phrase in _FORGIVEN for word in words(phrase)},
+    _SHORTENED,
+)
+_TREE: dict[str | None, Any] = {}
+"""Word -> the words that go on, and None -> the first three fields of the mark that ends here."""
+for _phrase, _fields in _TERMS.items():
+    _node = _TREE
+    for _word in words(_phrase):
+        _node = _node.setdefault(_word, {})
+    _node[None] = _fields
 
 
 def find_marks(sentence: str) -> list[Mark]:
     """Find every phrase of the lexicon and of the cues, left to right, the longest first."""
-    marks = [
-        Mark(cue, name, part, start, end) for (cue, name, part), start, end in _TABLE.find(sentence)
-    ]
+    known = [_SPELLING.correct(word) for word in words(sentence)]
+    marks: list[Mark] = []
+    start = 0
+    while start < len(known):
+        node, end, longest = _TREE, start, start
+        while end < len(known) and known[end] in node:
+            node, end = node[known[end]], end + 1
+            if None in node:
+                (cue, name, part), longest = node[None], end
+        if longest > start:
+            marks.append(Mark(cue, name, part, start, longest))
+        start = max(longest, start + 1)
     if not any(mark.cue is Cue.PARTLY for mark in marks):
         return marks
     partly = {mark.end for mark in marks if mark.cue is Cue.PARTLY}
@@ -267,7 +222,7 @@ def is_term(word: str) -> bool:
     return _singular(word.lower()) in _VOCABULARY
 
 
-_VOCABULARY = {word for phrase in _terms() for word in words(phrase) if len(word) > 3}
+_VOCABULARY = {word for phrase in _TERMS for word in words(phrase) if len(word) > 3}
 _JOINS = {Cue.AND, Cue.OR, Cue.COMMA, Cue.COLON, Cue.LEFT, Cue.RIGHT}
 
 
