@@ -302,12 +302,9 @@ def _with_rest(part: Part, *, is_alone: bool) -> list[Part]:
         ends = [end for _, end, _ in find_sentences(body)]
         is_brief = part.name in {*_BRIEF, "indication"}
         start = ends[0] if len(ends) > 2 - is_brief else len(body)
-    return _cut(part, start) if _speaks(body[start:]) else [part]
-
-
-def _cut(part: Part, end: int) -> list[Part]:
-    rest = Part("", "", part.body[end:], "findings")
-    return [part._replace(body=part.body[:end]), rest]
+    if not _speaks(body[start:]):
+        return [part]
+    return [part._replace(body=body[:start]), Part("", "", body[start:], "findings")]
 
 
 def _contradicted(body: str, denied: Set[str]) -> Iterator[tuple[int, int]]:

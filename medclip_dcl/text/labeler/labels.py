@@ -14,7 +14,8 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -225,7 +226,8 @@ def write_claims(
         number = {key: code for code, key in enumerate(given.sentences, 1)}
         reading_of = np.array([number.get(key, 0) for key in keys.to_pylist()], np.int32)
     speaks = np.array([bool(claim) for claim in said], dtype=bool)
-    in_english = np.ones(len(keys), dtype=bool)  # whether a report that is read has the sentence
+    # Whether a report in English has the sentence; of claims that are given nobody knows.
+    in_english = np.full(len(keys), not readings)
     languages = Counter[str]()
     rows = speaking = 0
 
@@ -241,14 +243,15 @@ def write_claims(
             return unite(said[code] for code in codes)
         return report_labels_of(readings[code] for code in codes)
 
-    if readings:
-        in_english[:] = False
     with _Written(folder, REPORT_CLAIMS, "study_id") as reports:
         for part in parts:
             places = pc.index_in(part["text_key"], keys).to_numpy()
             rows, speaking = rows + len(places), speaking + int(speaks[reading_of[places]].sum())
-            owners = _runs(part["study_id"], places)
-            reports.add_claims((study, claims_of(study, own)) for study, own in owners)
+            owned = zip(part["study_id"].to_pylist(), places.tolist(), strict=True)
+            reports.add_claims(
+                (study, claims_of(study, [place for _, place in own]))
+                for study, own in groupby(owned, itemgetter(0))
+            )
     with _Written(folder, SENTENCE_CLAIMS, "text_key") as written:
         for start in range(0, len(keys), _ROWS_AT_ONCE):
             codes = reading_of[start : start + _ROWS_AT_ONCE].tolist()
@@ -296,17 +299,6 @@ class _Written(TableWriter):
             for kind in _KINDS:
                 self.counts[kind].update(iter(getattr(claim, kind)))
         self.add(pa.Table.from_pylist(rows, schema=self._form.schema))
-
-
-def _runs(
-    owners: pa.ChunkedArray, values: npt.NDArray[np.integer[Any]]
-) -> Iterator[tuple[str, list[int]]]:
-    """Return each owner of rows that are next to each other with their values."""
-    coded = owners.combine_chunks().dictionary_encode()
-    starts = np.flatnonzero(np.diff(coded.indices.to_numpy(), prepend=-1))
-    ends = [*starts[1:].tolist(), len(values)]
-    for owner, start, end in zip(coded.dictionary.to_pylist(), starts.tolist(), ends, strict=True):
-        yield owner, values[start:end].tolist()
 
 
 def _read_all(texts: pa.ChunkedArray) -> tuple[list[Reading], npt.NDArray[np.int32]]:

@@ -12,7 +12,6 @@ concepts before them, back to the last verb. A hedge stops at a comma as well, w
 """
 
 from collections.abc import Sequence
-from itertools import islice
 
 from medclip_dcl.text.labeler.lexicon import Cue
 from medclip_dcl.text.labeler.phrases import Mark, Polarity
@@ -160,8 +159,8 @@ def _turns_back(clause: Sequence[Mark], index: int) -> bool:
 
 def _follows_not(clause: Sequence[Mark], index: int) -> bool:
     """Whether a "not" stands between a cue that looks back and the concept before it."""
-    before = (mark for mark in reversed(clause[:index]) if mark.concept or mark.cue is Cue.NOT)
-    return any(mark.cue is Cue.NOT for mark in islice(before, 1))
+    before = [mark for mark in clause[:index] if mark.concept or mark.cue is Cue.NOT]
+    return bool(before) and before[-1].cue is Cue.NOT
 
 
 def _hedge_last_concept(clause: Sequence[Mark], polarities: list[Polarity], index: int) -> None:
