@@ -169,7 +169,7 @@ class _Exchange:
         self._hold(size)
 
     def _let_in(self) -> None:
-        """Return the question, whose last byte has come, a place and a deadline."""
+        """Let the question in, whose last byte has come: it has a place and a deadline now."""
         around, now = self._around, time.monotonic()
         self._is_whole = True
         around.moving.discard(self)
@@ -182,7 +182,7 @@ class _Exchange:
         around.metrics.inside.set(around.inside)
 
     def leave(self) -> None:
-        """Return room and place back."""
+        """Free its room and its place."""
         self._around.moving.discard(self)
         self._around.free += self.held
         self._around.inside -= self._has_place

@@ -109,28 +109,28 @@ class TextEncoder(nn.Module):
             biases; the padding embedding is zero; the projection as `nn.Linear` has it.
             Other encoders as transformers starts them.
         """
-        if not isinstance(self.backbone, BertModel):
+        if isinstance(self.backbone, BertModel):
+            _initialise_bert(self.backbone, generator)
+        else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
                 self.backbone = _build_backbone(self.backbone.config)
-            self._initialise_projection(generator)
-            return
-        spread = self.backbone.config.initializer_range
-        for module in self.backbone.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=spread, generator=generator)
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding) and module.padding_idx is not None:
-                nn.init.zeros_(module.weight[module.padding_idx].detach())
-            elif isinstance(module, nn.LayerNorm):
-                module.reset_parameters()
-        self._initialise_projection(generator)
-
-    def _initialise_projection(self, generator: torch.Generator) -> None:
         for layer in self.projection.modules():
             if isinstance(layer, nn.Linear):
                 initialise_linear(layer, generator)
+
+
+def _initialise_bert(bert: BertModel, generator: torch.Generator) -> None:
+    for module in bert.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            spread = bert.config.initializer_range
+            nn.init.normal_(module.weight, std=spread, generator=generator)
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            nn.init.zeros_(module.weight[module.padding_idx].detach())
+        elif isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
 
 
 def _build_backbone(text_config: PreTrainedConfig) -> nn.Module:

@@ -84,9 +84,9 @@ class Milvus:
         self._client.close()
 
     def fill(self, collection: str, vectors: Shards, advance: Callable[[int], None]) -> None:
-        """Return a collection all vectors of an index, continuing one that was begun.
+        """Bring all vectors of an index into a collection, which may have been begun.
 
-        `said` is called with how many rows each call brought.
+        `advance` is called with how many rows each call brought.
         """
         with self._asked():
             if not self._client.has_collection(collection):

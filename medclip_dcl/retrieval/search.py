@@ -18,7 +18,7 @@ Source: ours; no vector engine computes the score of Wang et al. 2023, Section 3
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 from urllib.parse import quote
 
 import numpy as np
@@ -103,8 +103,11 @@ class Studies:
         self._has_finding = _finding_mask(column, self.findings)
         self.views = tuple(sorted(filter(None, images.column("view").unique().to_pylist())))
 
-    def image_mask(self, filters: Filters) -> embeddings.Mask | None:
-        """Return (images,) booleans, whether each may be a hit; None where nothing is filtered."""
+    def mask(self, filters: Filters, *, of_images: bool) -> embeddings.Mask | None:
+        """Return whether each image, or sentence, may be a hit; None where nothing is filtered.
+
+        A sentence may be one where a study with an image that may has it.
+        """
         masks: list[embeddings.Mask] = []
         if filters.splits:
             masks.append(self._among("split", filters.splits))
@@ -115,28 +118,19 @@ class Studies:
             masks.append(np.asarray(self._has_finding[:, columns].any(axis=1)))
         if filters.exclude_patient:
             masks.append(~self._among("subject_id", {filters.exclude_patient}))
-        return np.logical_and.reduce(masks) if masks else None
+        images = np.logical_and.reduce(masks) if masks else None
+        if of_images or images is None:
+            return images
+        studies: embeddings.Mask = np.zeros(int(self._study_of_image.max()) + 1, dtype=bool)
+        studies[self._study_of_image[images]] = True
+        texts: embeddings.Mask = np.zeros(len(self.texts), dtype=bool)
+        texts[self._text_of_occurrence[studies[self._study_of_occurrence]]] = True
+        return texts
 
     def _among(self, column: str, allowed: Set[str]) -> embeddings.Mask:
         wanted = pa.array(sorted(allowed), pa.string())
         mask: embeddings.Mask = pc.is_in(self.images.column(column), value_set=wanted).to_numpy()
         return mask
-
-    def text_mask(self, filters: Filters) -> embeddings.Mask | None:
-        """Likewise (texts,): a sentence may be a hit where a study with an allowed image has it."""
-        images = self.image_mask(filters)
-        if images is None:
-            return None
-        allowed: embeddings.Mask = np.zeros(int(self._study_of_image.max()) + 1, dtype=bool)
-        allowed[self._study_of_image[images]] = True
-        mask: embeddings.Mask = np.zeros(len(self.texts), dtype=bool)
-        mask[self._text_of_occurrence[allowed[self._study_of_occurrence]]] = True
-        return mask
-
-    def text(self, row: int) -> dict[str, Any]:
-        """Return the columns of a sentence."""
-        facts: dict[str, Any] = self.texts.slice(row, 1).to_pylist()[0]
-        return facts
 
     def texts_of_image(self, row: int) -> list[str]:
         """Return the sentences of an image's study, in the report's order."""
@@ -217,31 +211,36 @@ class RetrievalIndex:
             QueryError: the question is malformed.
         """
         query.check(self.similarity.dim)
-        rows, scores = self._images(query) if query.target == "image" else self._texts(query)
-        give = self._image_hit if query.target == "image" else self._text_hit
-        best = np.argsort(-scores, kind="stable")[: query.k]
-        return [give(int(rows[index]), float(scores[index])) for index in best]
-
-    def picture(self, image_id: str) -> bytes | None:
-        """Return an image's thumbnail, a JPEG; None where it is not indexed or has none."""
-        row = self.studies.row_of.get(image_id)
-        if row is None or self.pictures is None:
-            return None
-        shard, offset = divmod(row, self.settings.shard_rows)
-        data: bytes = self.pictures[shard][offset].as_py()
-        return data
-
-    def _images(self, query: Query) -> tuple[embeddings.Rows, embeddings.Floats]:
-        allowed = self.studies.image_mask(query.filters)
+        of_images, vector = query.target == "image", query.vector
+        allowed = self.studies.mask(query.filters, of_images=of_images)
         count = max(self.settings.candidates, query.k)
-        if query.vector is None:
+        if of_images == (vector is None):  # what is asked is of the kind that is wanted
+            name, direction = "texts", vector
+            if query.regions is not None:
+                regions = query.regions.float().cpu().numpy()[None]
+                name, direction = "pooled", torch.from_numpy(embeddings.pool(regions)[0])
+            assert direction is not None
+            wanted = direction.float().cpu().numpy()
+            rows = self.near[name].rows(wanted, allowed, count)
+            scores = _cosines(self.vectors[name].gather(rows), wanted)
+        elif vector is not None:
+            rows, scores = self._images_of(vector[None].float().cpu(), allowed, count)
+        else:
             assert query.regions is not None
-            direction = embeddings.pool(query.regions.float().cpu().numpy()[None])[0]
-            rows = self.near["pooled"].rows(direction, allowed, count)
-            return rows, _cosines(self.vectors["pooled"].gather(rows), direction)
-        sentence = query.vector[None].float().cpu()
-        (query_sketch,) = self.layout.sketch.of_vectors(sentence.numpy())
-        rows = self.near["image_sketches"].rows(query_sketch, allowed, count)
+            asked = query.regions.float().cpu().flatten(0, 1)[None]
+            (sketch,) = self.layout.sketch.of_images(asked, self.similarity)
+            rows = self.near["text_sketches"].rows(sketch, allowed, count)
+            sentences = torch.from_numpy(self.vectors["texts"].gather(rows))
+            scores = image_sentence_scores(asked, sentences, self.similarity)[:, 0].numpy()
+        hit = self._image_hit if of_images else self._text_hit
+        best = np.argsort(-scores, kind="stable")[: query.k]
+        return [hit(int(rows[index]), float(scores[index])) for index in best]
+
+    def _images_of(
+        self, sentence: Tensor, allowed: embeddings.Mask | None, count: int
+    ) -> tuple[embeddings.Rows, embeddings.Floats]:
+        (sketch,) = self.layout.sketch.of_vectors(sentence.numpy())
+        rows = self.near["image_sketches"].rows(sketch, allowed, count)
         scores = [
             image_sentence_scores(
                 torch.from_numpy(self.vectors["regions"].gather(part)).float().flatten(1, 2),
@@ -252,19 +251,14 @@ class RetrievalIndex:
         ]
         return rows, torch.cat(scores, dim=1)[0].numpy()
 
-    def _texts(self, query: Query) -> tuple[embeddings.Rows, embeddings.Floats]:
-        allowed = self.studies.text_mask(query.filters)
-        count = max(self.settings.candidates, query.k)
-        if query.regions is None:
-            assert query.vector is not None
-            direction = query.vector.float().cpu().numpy()
-            rows = self.near["texts"].rows(direction, allowed, count)
-            return rows, _cosines(self.vectors["texts"].gather(rows), direction)
-        regions = query.regions.float().cpu().flatten(0, 1)[None]
-        (query_sketch,) = self.layout.sketch.of_images(regions, self.similarity)
-        rows = self.near["text_sketches"].rows(query_sketch, allowed, count)
-        sentences = torch.from_numpy(self.vectors["texts"].gather(rows))
-        return rows, image_sentence_scores(regions, sentences, self.similarity)[:, 0].numpy()
+    def picture(self, image_id: str) -> bytes | None:
+        """Return an image's thumbnail, a JPEG; None where it is not indexed or has none."""
+        row = self.studies.row_of.get(image_id)
+        if row is None or self.pictures is None:
+            return None
+        shard, offset = divmod(row, self.settings.shard_rows)
+        data: bytes = self.pictures[shard][offset].as_py()
+        return data
 
     def _image_hit(self, row: int, score: float) -> HitAnswer:
         image = self.studies.images.slice(row, 1).to_pylist()[0]
@@ -278,7 +272,7 @@ class RetrievalIndex:
         )
 
     def _text_hit(self, row: int, score: float) -> HitAnswer:
-        text = self.studies.text(row)
+        text = self.studies.texts.slice(row, 1).to_pylist()[0]
         return HitAnswer(
             id=text["text_key"], score=score, texts=[text["text"]], studies=text["studies"]
         )

@@ -5,7 +5,6 @@ tokenizer. Weights are read by `CLIPModel` and `SiglipModel`, which know the key
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,7 +17,10 @@ _TYPES = ("clip", "siglip")
 
 
 def read(folder: Path) -> Checkpoint:
-    """Read a whole model; CheckpointError where it is of another kind, and as `load_model`."""
+    """Read a whole model.
+
+    CheckpointError where it is of another kind or has no common space, and as `load_model`.
+    """
     kind = read_json(folder / CONFIG).get("model_type")
     if kind not in _TYPES:
         remedy = ""
@@ -33,11 +35,6 @@ def read(folder: Path) -> Checkpoint:
             "encoder of one side goes into model.image.pretrained or model.text.pretrained"
         )
     model, left = load_model(folder, read_config(folder))
-    return take_apart(model, left)
-
-
-def take_apart(model: Any, left: tuple[str, ...] = ()) -> Checkpoint:
-    """Take a `CLIPModel` or `SiglipModel` apart; CheckpointError where it has no common space."""
     vision, text = model.vision_model, model.text_model
     width = vision.config.hidden_size
     if model.config.model_type == "clip":
