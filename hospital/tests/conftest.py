@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conftest import loopback_only, test_data
+from tests.conftest import loopback_only, published, test_data
 
 if TYPE_CHECKING:  # not for the process that hands out tests
     from medclip_dcl.data.images import Decoder
 
-__all__ = ["loopback_only", "test_data"]
+__all__ = ["loopback_only", "published", "test_data"]
 
 
 @pytest.fixture(autouse=True)

@@ -14,30 +14,30 @@ from hospital.tests.support.answers import radiograph
 from medclip_hospital.__main__ import main
 from medclip_hospital.gateway.launcher import started
 from tests.support.dicom import raster_bytes
-from tests.support.service import Service, running, store
+from tests.support.service import Service, running
 from tests.support.stub_service import stub_service
 
 KEY = "k" * 40
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = store(tmp_path_factory.mktemp("report"))
-    (folder / "key").write_text(f"{KEY}\n")
-    (folder / "key").chmod(0o400)
-    return folder
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("report") / "key"
+    file.write_text(f"{KEY}\n")
+    file.chmod(0o400)
+    return str(file)
 
 
 @pytest.fixture(scope="module")
-def service(folder: Path) -> Iterator[Service]:
-    with running(folder, key_file=str(folder / "key")) as service:
+def service(key_file: str, published: Path) -> Iterator[Service]:
+    with running(published, key_file=key_file) as service:
         yield service
 
 
-def test_objects_are_written_next_to_the_image_that_never_left(service, folder, tmp_path, capsys):
+def test_objects_are_written_next_to_the_image_that_never_left(service, key_file, tmp_path, capsys):
     (tmp_path / "image.dcm").write_bytes(radiograph(PatientName="Canary^Max"))
     words = ["report", str(tmp_path / "image.dcm"), "--out", str(tmp_path / "out")]
-    words += ["--url", service.url, "--key-file", str(folder / "key")]
+    words += ["--url", service.url, "--key-file", key_file]
     assert main(words) == 0
     answer = json.loads(capsys.readouterr().out)
     files = sorted((tmp_path / "out").iterdir())
@@ -86,10 +86,10 @@ def texts_of(item) -> list[str]:
     return own + [text for child in item.get("ContentSequence", ()) for text in texts_of(child)]
 
 
-def test_a_report_says_what_the_service_says_of_the_whole_image(service, folder, tmp_path):
+def test_a_report_says_what_the_service_says_of_the_whole_image(service, key_file, tmp_path):
     image = orthanc.radiograph(rows=96, columns=64, PhotometricInterpretation="MONOCHROME1")
     pacs = Pacs()
-    settings = orthanc.gateway_settings(tmp_path, service.url, service_key_file=str(folder / "key"))
+    settings = orthanc.gateway_settings(tmp_path, service.url, service_key_file=key_file)
     with started(settings, pacs) as gateway:
         assert orthanc.send(gateway.port, [image]) == [0]
         orthanc.wait_until(lambda: gateway.journal.counts()["done"] == 1)

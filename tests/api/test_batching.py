@@ -12,18 +12,27 @@ from api.batching import MicroBatcher
 from api.errors import ApiError
 from api.logging import Metrics, state_of
 from medclip_dcl.data.grayscale import SquareImage
-from medclip_dcl.inference.predictor import Predictor, load
 from tests.api.test_middleware import Caller
-from tests.support.published import publish
 from tests.support.tiny_models import random_images
 
-TOLERANCE = 1e-5
+
+class Cramped:
+    """A model whose device holds so many images and no more; a region of each is its first grey."""
+
+    def __init__(self, room: int = 8) -> None:
+        self.room = room
+
+    def embed_images(self, images: np.ndarray) -> Tensor:
+        if len(images) > self.room:
+            raise torch.OutOfMemoryError
+        return torch.from_numpy(images[:, 0, 0])
 
 
-@pytest.fixture(scope="module")
-def predictor(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
-    publish(tmp_path_factory.mktemp("model") / "model")
-    return load(tmp_path_factory.getbasetemp() / "model0/model", "cpu")
+class Broken:
+    """A model whose forward pass fails."""
+
+    def embed_images(self, _images: np.ndarray) -> Tensor:
+        raise ZeroDivisionError
 
 
 def square(pixels: np.ndarray | None = None) -> SquareImage:
@@ -62,20 +71,27 @@ def images_in_batches(metrics: Metrics) -> tuple[float, float]:
     return get("medclip_batch_images_count") or 0, get("medclip_batch_images_sum") or 0
 
 
-def test_images_in_company_are_answered_as_alone(predictor: Predictor) -> None:
-    images, metrics = random_images(11), Metrics()
-    found = together(metrics, *((predictor, square(image), lambda own, _: own) for image in images))
+def test_images_share_forward_passes_and_equal_questions_are_answered_at_once_in_order() -> None:
+    images, metrics, calls = np.arange(11, dtype=np.uint8), Metrics(), []
+
+    def answer(regions: Tensor, squares: Sequence[SquareImage]) -> list[tuple[int, int]]:
+        calls.append(len(squares))
+        return [
+            (int(own), int(one.pixels[0, 0])) for own, one in zip(regions, squares, strict=True)
+        ]
+
+    model, other = Cramped(), lambda regions, _: regions
+    grey = [square(np.full((64, 64), image)) for image in images]
+    found = together(
+        metrics, *((model, image, other if row == 4 else answer) for row, image in enumerate(grey))
+    )
     assert images_in_batches(metrics) == (2, 11)  # eight, then three
-    for image, regions in zip(images, found, strict=True):
-        alone = predictor.embed_images(image[None])[0]
-        torch.testing.assert_close(regions, alone, atol=TOLERANCE, rtol=0)
-        (here,), (there,) = (predictor.classify_regions(part[None]) for part in (regions, alone))
-        assert [item.score for item in here] == pytest.approx(
-            [item.score for item in there], abs=TOLERANCE
-        )
+    assert calls == [7, 3]
+    assert int(found.pop(4)) == 4
+    assert found == [(row, row) for row in range(11) if row != 4]
 
 
-def test_nothing_is_computed_for_the_late_and_the_gone(predictor: Predictor) -> None:
+def test_nothing_is_computed_for_the_late_and_the_gone() -> None:
     image, metrics = square(), Metrics()
 
     async def ask() -> list[object]:
@@ -83,7 +99,7 @@ def test_nothing_is_computed_for_the_late_and_the_gone(predictor: Predictor) -> 
         _, go = held(batches)
         leaving, late, staying = Caller(), Caller(left_s=0.1), Caller()
         asked = [
-            asyncio.ensure_future(batches.submit(caller, predictor, image, fine))
+            asyncio.ensure_future(batches.submit(caller, Cramped(), image, fine))
             for caller in (leaving, late, staying)
         ]
         await asyncio.sleep(0.02)
@@ -100,7 +116,7 @@ def test_nothing_is_computed_for_the_late_and_the_gone(predictor: Predictor) -> 
 
 @pytest.mark.parametrize("fault", [ZeroDivisionError(), MemoryError(), torch.OutOfMemoryError()])
 def test_a_fault_of_one_question_is_told_to_it_alone(fault: Exception) -> None:
-    model, image = Cramped(8), square()
+    model, image = Cramped(), square()
 
     def fail(*_: object) -> None:
         raise fault
@@ -114,28 +130,9 @@ def test_a_fault_of_one_question_is_told_to_it_alone(fault: Exception) -> None:
         assert found.code == "out_of_memory"
 
 
-class Cramped:
-    """A model whose device holds so many images and no more."""
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-
-    def embed_images(self, images: np.ndarray) -> Tensor:
-        if len(images) > self.room:
-            raise torch.OutOfMemoryError
-        return torch.zeros(len(images))
-
-
-class Broken:
-    """A model whose forward pass fails."""
-
-    def embed_images(self, _images: np.ndarray) -> Tensor:
-        raise ZeroDivisionError
-
-
 def test_a_fault_of_a_forward_pass_is_reported_to_all_and_the_queue_goes_on() -> None:
     image, broken = square(), Broken()
-    models = (broken, broken, Cramped(8))
+    models = (broken, broken, Cramped())
     found = together(Metrics(), *((model, image, fine) for model in models))
     assert isinstance(found[0], ZeroDivisionError)
     assert isinstance(found[1], ZeroDivisionError)
@@ -151,7 +148,7 @@ def test_what_waits_is_counted_and_what_is_withdrawn_is_not() -> None:
         await asyncio.sleep(0.02)
         leaving, staying = Caller(), Caller()
         asked = [
-            asyncio.ensure_future(batches.submit(caller, Cramped(8), image, fine))
+            asyncio.ensure_future(batches.submit(caller, Cramped(), image, fine))
             for caller in (leaving, staying)
         ]
         async with asyncio.timeout(10):
@@ -242,8 +239,8 @@ def test_the_thread_of_the_model_outlives_a_loop_that_ended_and_ends_when_closed
     assert not thread.is_alive()
 
 
-def test_two_models_share_no_forward_pass(predictor: Predictor) -> None:
-    image, metrics, other = square(), Metrics(), Cramped(8)
+def test_two_models_share_no_forward_pass() -> None:
+    image, metrics, predictor, other = square(), Metrics(), Cramped(), Cramped()
     models = (predictor, predictor, other, predictor)
     found = together(
         metrics,
