@@ -1,6 +1,7 @@
 """Folders of public checkpoints, written by their makers' classes with random weights."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +89,42 @@ def write_pair(folder: Path, name: str, processor: Any, **changes: Any) -> Any:
     return model
 
 
+def _layers(state: Mapping[str, Tensor], side: str, own: str, **names: str) -> dict[str, Tensor]:
+    """Name the layers of a side otherwise, where queries, keys and values are one."""
+    named, fused = {}, names.pop("fused")
+    for layer in range(TOWER["num_hidden_layers"]):
+        theirs = f"{side}.encoder.layers.{layer}"
+        for part in ("weight", "bias"):
+            for name, other in names.items():
+                named[f"{own}.{layer}.{other}.{part}"] = state[f"{theirs}.{name}.{part}"]
+            three = [state[f"{theirs}.self_attn.{letter}_proj.{part}"] for letter in "qkv"]
+            named[f"{own}.{layer}.attn.{fused}{part}"] = torch.cat(three)
+    return named
+
+
+_BLOCK = {
+    "layer_norm1": "ln_1",
+    "layer_norm2": "ln_2",
+    "self_attn.out_proj": "attn.out_proj",
+    "mlp.fc1": "mlp.c_fc",
+    "mlp.fc2": "mlp.c_proj",
+    "fused": "in_proj_",
+}
+_TIMM_BLOCK = {
+    "layer_norm1": "norm1",
+    "layer_norm2": "norm2",
+    "self_attn.out_proj": "attn.proj",
+    "mlp.fc1": "mlp.fc1",
+    "mlp.fc2": "mlp.fc2",
+    "fused": "qkv.",
+}
+
+
 def openai_keys(model: hf.CLIPModel, prefix: str = "") -> dict[str, Tensor]:
     """Name a CLIP's weights as OpenAI does, its text's behind a `prefix`."""
     state = model.state_dict()
-    named: dict[str, Tensor] = {"logit_scale": state["logit_scale"]}
-    named["visual.proj"] = state["visual_projection.weight"].T
-    named[f"{prefix}text_projection"] = state["text_projection.weight"].T
     names = {
+        "logit_scale": "logit_scale",
         "vision_model.embeddings.patch_embedding.weight": "visual.conv1.weight",
         "vision_model.embeddings.class_embedding": "visual.class_embedding",
         "vision_model.embeddings.position_embedding.weight": "visual.positional_embedding",
@@ -105,15 +135,11 @@ def openai_keys(model: hf.CLIPModel, prefix: str = "") -> dict[str, Tensor]:
         names[f"vision_model.pre_layrnorm.{part}"] = f"visual.ln_pre.{part}"
         names[f"vision_model.post_layernorm.{part}"] = f"visual.ln_post.{part}"
         names[f"text_model.final_layer_norm.{part}"] = f"{prefix}ln_final.{part}"
-        for side, top in (("vision_model", "visual."), ("text_model", prefix)):
-            for layer in range(TOWER["num_hidden_layers"]):
-                theirs = f"{side}.encoder.layers.{layer}"
-                block = f"{top}transformer.resblocks.{layer}"
-                for one, other in _BLOCK.items():
-                    names[f"{theirs}.{one}.{part}"] = f"{block}.{other}.{part}"
-                parts = [state[f"{theirs}.self_attn.{letter}_proj.{part}"] for letter in "qkv"]
-                named[f"{block}.attn.in_proj_{part}"] = torch.cat(parts)
-    return named | {names[key]: value for key, value in state.items() if key in names}
+    named = {own: state[theirs] for theirs, own in names.items()}
+    named["visual.proj"] = state["visual_projection.weight"].T
+    named[f"{prefix}text_projection"] = state["text_projection.weight"].T
+    named |= _layers(state, "vision_model", "visual.transformer.resblocks", **_BLOCK)
+    return named | _layers(state, "text_model", f"{prefix}transformer.resblocks", **_BLOCK)
 
 
 def siglip_keys(model: hf.SiglipModel) -> dict[str, Tensor]:
@@ -129,27 +155,16 @@ def siglip_keys(model: hf.SiglipModel) -> dict[str, Tensor]:
         "text_model.final_layer_norm": "text.ln_final",
         "text_model.head": "text.text_projection",
     }
-    timm = {"layer_norm1": "norm1", "layer_norm2": "norm2", "self_attn.out_proj": "attn.proj"}
-    timm |= {f"mlp.fc{number}": f"mlp.fc{number}" for number in (1, 2)}
-    sides = {"vision_model": ("visual.trunk.blocks", timm, "qkv."),
-             "text_model": ("text.transformer.resblocks", _BLOCK, "in_proj_")}  # fmt: skip
     for part in ("weight", "bias"):
         for theirs, own in top.items():
             named[f"{own}.{part}"] = state[f"{theirs}.{part}"]
         pool = "visual.trunk.attn_pool"
         rows = state[f"vision_model.head.attention.in_proj_{part}"]
-        named[f"{pool}.q.{part}"], named[f"{pool}.kv.{part}"] = (
-            rows[: len(rows) // 3],
-            rows[len(rows) // 3 :],
-        )
+        named[f"{pool}.q.{part}"] = rows[: len(rows) // 3]
+        named[f"{pool}.kv.{part}"] = rows[len(rows) // 3 :]
         named[f"{pool}.proj.{part}"] = state[f"vision_model.head.attention.out_proj.{part}"]
-        for side, (blocks, names, fused) in sides.items():
-            for layer in range(TOWER["num_hidden_layers"]):
-                own = f"{side}.encoder.layers.{layer}"
-                for theirs, name in names.items():
-                    named[f"{blocks}.{layer}.{name}.{part}"] = state[f"{own}.{theirs}.{part}"]
-                three = [state[f"{own}.self_attn.{letter}_proj.{part}"] for letter in "qkv"]
-                named[f"{blocks}.{layer}.attn.{fused}{part}"] = torch.cat(three)
+    named |= _layers(state, "vision_model", "visual.trunk.blocks", **_TIMM_BLOCK)
+    named |= _layers(state, "text_model", "text.transformer.resblocks", **_BLOCK)
     named["visual.trunk.attn_pool.latent"] = state["vision_model.head.probe"]
     positions = "embeddings.position_embedding.weight"
     named["visual.trunk.pos_embed"] = state[f"vision_model.{positions}"][None]
@@ -165,15 +180,6 @@ SIGLIP_ASKS: dict[str, Any] = {
                  "norm_kwargs": {"eps": 1e-6}, "tokenizer_kwargs": {"clean": "canonicalize"}},
 }  # fmt: skip
 """What open_clip's configuration asks of a SigLIP."""
-
-
-_BLOCK = {
-    "layer_norm1": "ln_1",
-    "layer_norm2": "ln_2",
-    "self_attn.out_proj": "attn.out_proj",
-    "mlp.fc1": "mlp.c_fc",
-    "mlp.fc2": "mlp.c_proj",
-}
 
 
 def write_open_clip(folder: Path, state: dict[str, Tensor], **model_cfg: Any) -> None:

@@ -62,30 +62,31 @@ def test_every_study_is_asked_once_and_choosing_needs_images_with_and_without_a_
         questions(work, best="validation_auc")
 
 
+ENCODER = tiny_dual_encoder(tiny_model_config(input_px=32), vocabulary=len(TOKENIZER)).eval()
+
+
+@torch.no_grad()
 def test_the_figures_are_those_of_the_scores(work: Path) -> None:
     validation_metrics = questions(work)
     truth = np.where(validation_metrics.truth == 1, 1, 0).astype(np.int8)
     truth[1] = -1
     validation_metrics.truth = truth
-    encoder = tiny_dual_encoder(tiny_model_config(input_px=32), vocabulary=len(TOKENIZER)).eval()
-    with torch.no_grad():
-        found = validation_metrics(encoder, torch.device("cpu"))
-        regions = encoder.encode_images(to_input(validation_metrics.images(0, 8), 32))
-        ids, mask = validation_metrics.prompts.padded(np.arange(2))
-        yes, no = encoder.score(regions, encoder.encode_sentences(ids, mask))
+    found = validation_metrics(ENCODER, torch.device("cpu"))
+    regions = ENCODER.encode_images(to_input(validation_metrics.images(0, 8), 32))
+    ids, mask = validation_metrics.prompts.padded(np.arange(2))
+    yes, no = ENCODER.score(regions, ENCODER.encode_sentences(ids, mask))
     margin = (yes - no).numpy()
     with_it, without = margin[truth[0] == 1], margin[truth[0] == 0]
     wins = np.sign(with_it[:, None] - without[None]).mean()
     assert found["validation_auc"] == pytest.approx((1 + wins) / 2)
 
 
+@torch.no_grad()
 def test_reports_judge_where_there_are_no_labels(work: Path) -> None:
     validation_metrics = questions(work, best="validation_report_auc")
     # Two of the eight reports assert a pneumonia, the other six are silent; no one has edema.
     assert sorted(validation_metrics.reported[0].tolist()) == [0] * 6 + [1] * 2
     assert (validation_metrics.reported[1] == 0).all()
     validation_metrics.truth = np.where(validation_metrics.truth == 1, 1, 0).astype(np.int8)
-    encoder = tiny_dual_encoder(tiny_model_config(input_px=32), vocabulary=len(TOKENIZER)).eval()
-    with torch.no_grad():
-        found = validation_metrics(encoder, torch.device("cpu"))
+    found = validation_metrics(ENCODER, torch.device("cpu"))
     assert found["validation_report_auc"] == found["validation_auc"] is not None
