@@ -86,6 +86,19 @@ class Config(Section):
     """HTML report."""
 
 
+WITHDRAWN: dict[str, object] = {
+    "eta.fit": "none",
+    "objective.place_weight": 0,
+    "probabilities.method": "platt",
+    "retrieval.timeout_s": 10,
+    "source.modalities": ["CR", "DX"],
+    "train.image_frozen_steps": 0,
+    "train.text_frozen_steps": 0,
+    "train.torch_threads": 0,
+}
+"""Setting that earlier versions had -> the value that holds now: configs that say it go on."""
+
+
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file and apply `section.key=value` overrides.
 
@@ -109,6 +122,11 @@ def check_config(tree: dict[str, Any], name: str) -> Config:
 
     ConfigError where a key is unknown, or a value breaks its rule.
     """
+    for key, held in WITHDRAWN.items():
+        section, _, leaf = key.partition(".")
+        given = tree.get(section)
+        if isinstance(given, dict) and leaf in given and given[leaf] == held:
+            tree = {**tree, section: {name: given[name] for name in given if name != leaf}}
     plugins = tree.get("plugins", ())
     if isinstance(plugins, list | tuple) and all(isinstance(item, str) for item in plugins):
         load_plugins(plugins)  # the names that they register are values of settings below

@@ -1,5 +1,6 @@
 """A config is read as it is written, and a misspelt key never passes."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from api.settings import ServeSettings
 from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.core.settings import read_settings_of, resolve_path
-from pipelines.config import check_config, load_config
+from pipelines.config import WITHDRAWN, check_config, load_config
 from pipelines.stages import stages_of
 
 
@@ -81,6 +82,7 @@ def test_a_base_that_is_missing_or_leads_back_is_refused(config_file, base, mess
         ("zzz=1", r"zzz is not a setting; remove it, or correct the name$"),
         ("Trian.steps=1", r"did you mean train\?$"),
         ("evaluate.adapter.model=biovil", r"must read module:callable, or make a package of the"),
+        ("eta.fit=a_k", r"eta\.fit is not a setting; did you mean"),
         (f"eta.a={'x' * 500}", r"eta\.a = 'x{59}\.\.\.: Input"),
     ],
 )
@@ -91,7 +93,9 @@ def test_an_override_that_is_none_is_refused_with_the_one_that_is_meant(
         load_config(config_file, [override])
 
 
-def test_a_missing_setting_is_named() -> None:
+def test_a_withdrawn_setting_may_say_what_holds_now_and_a_missing_one_is_named(config_file):
+    same = [f"{name}={json.dumps(value)}" for name, value in WITHDRAWN.items()]
+    assert load_config(config_file, same) == load_config(config_file)
     with pytest.raises(ConfigError, match=r"config x: work is missing; set it$"):
         check_config({"eta": {"a": 0.1}}, "x")
 
