@@ -49,6 +49,7 @@ from tests.support.resnet import torchvision_map
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
 GREY = np.random.default_rng(0).integers(20, 200, (50, 41)).astype(np.uint8)
+BATCH = np.random.default_rng(1).integers(0, 256, (2, PX, PX)).astype(np.uint8)
 
 
 def adopted(folder: Path) -> tuple[Predictor, dict[str, Any]]:
@@ -57,51 +58,90 @@ def adopted(folder: Path) -> tuple[Predictor, dict[str, Any]]:
     return load(made.path, "cpu"), dict(read_model_package(made.path).card)
 
 
-def tokens() -> dict[str, Tensor]:
-    made = words_tokenizer()(SENTENCES, padding="max_length", return_tensors="pt")
-    return {"input_ids": made["input_ids"]}
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any, Predictor]]:
+    """A CLIP and a SigLIP: folder, the maker's model, and the predictor of its package."""
+    made = {}
+    for name, processor in PROCESSORS.items():
+        folder = tmp_path_factory.mktemp("pairs") / name
+        model = write_pair(folder, name, processor)
+        made[name] = folder, model, adopted(folder)[0]
+    return made
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    Image.fromarray(GREY).save(tmp_path / "x.png")
+    return tmp_path / "x.png"
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+def unit(vectors: Tensor) -> Tensor:
+    return functional.normalize(vectors, dim=-1)
+
+
+def under(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}
+
+
+def without_none(tree: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in tree.items() if value is not None}
+
+
+def levels(predictor: Predictor) -> Any:
+    return predictor.config.model.image.normalisation
+
+
+def pixels_of(grey: np.ndarray, predictor: Predictor) -> Tensor:
+    """Return greys as the maker's class takes them: three channels, each with its own levels."""
+    mean, std = torch.tensor(levels(predictor)).T[:, :, None, None]
+    return ((torch.from_numpy(grey)[:, None] / 255 - mean) / std).expand(-1, 3, -1, -1)
+
+
+def answers_as(
+    model: Any, predictor: Predictor, grey: np.ndarray, pixels: Tensor, texts: Any = SENTENCES
+) -> Any:
+    """Compare both sides of a pair, and return the answer of its maker's class."""
+    ids = words_tokenizer()(SENTENCES, padding="max_length", return_tensors="pt")["input_ids"]
+    theirs = model(input_ids=ids, pixel_values=pixels)
+    close(predictor.embed_images(grey)[:, 0, 0], unit(theirs.image_embeds))
+    close(predictor.embed_sentences(texts), unit(theirs.text_embeds))
+    return theirs
 
 
 @pytest.mark.parametrize("name", ["clip", "siglip"])
 @torch.no_grad()
-def test_a_pair_of_transformers_answers_as_its_own_class(name: str, tmp_path: Path) -> None:
-    processor = PROCESSORS[name]
-    model = write_pair(tmp_path / name, name, processor)
-    predictor, card = adopted(tmp_path / name)
-    Image.fromarray(GREY).save(tmp_path / "x.png")
-    with Image.open(tmp_path / "x.png") as file:
-        pixels = processor(file.convert("RGB"), return_tensors="pt")["pixel_values"]
-    theirs = model(**tokens(), pixel_values=pixels)
-    prepared = predictor.square(medclip_dcl.open_image(tmp_path / "x.png"))[None]
+def test_a_pair_of_transformers_answers_as_its_own_class(name, pairs, picture) -> None:
+    folder, model, predictor = pairs[name]
+    with Image.open(picture) as file:
+        pixels = PROCESSORS[name](file.convert("RGB"), return_tensors="pt")["pixel_values"]
+    prepared = predictor.square(medclip_dcl.open_image(picture))[None]
+    theirs = answers_as(model, predictor, prepared, pixels)
+    package = read_model_package(folder.with_name(f"{name}-package"))
     regions, texts = predictor.embed_images(prepared), predictor.embed_sentences(SENTENCES)
-    torch.testing.assert_close(
-        regions[:, 0, 0], functional.normalize(theirs.image_embeds, dim=-1), **TOLERANCE
-    )
-    torch.testing.assert_close(texts, functional.normalize(theirs.text_embeds, dim=-1), **TOLERANCE)
     logits = predictor.model.gamma**2 * predictor.model.score(regions, texts)
-    logits += card["score"]["bias"]
-    torch.testing.assert_close(logits.T, theirs.logits_per_image, **TOLERANCE)
-    assert card["score"]["scale"] == pytest.approx(math.exp(4.7))  # above the 100 of training
-    assert card["source"]["license"] == "mit"
-    assert "model.safetensors" in card["source"]["files"]
-    assert read_model_package(tmp_path / f"{name}-package").subject_hashes is None
-    files = {item.name for item in (tmp_path / f"{name}-package").rglob("*") if item.is_file()}
-    assert not {file for file in files if not file.endswith((".json", ".safetensors"))}
+    close((logits + package.card["score"]["bias"]).T, theirs.logits_per_image)
+    assert package.card["score"]["scale"] == pytest.approx(math.exp(4.7))  # above training's 100
+    assert package.card["source"]["license"] == "mit"
+    assert "model.safetensors" in package.card["source"]["files"]
+    assert package.subject_hashes is None
+    files = {item for item in package.path.rglob("*") if item.is_file()}
+    assert {item.suffix for item in files} == {".json", ".safetensors"}
 
 
 @torch.no_grad()
-def test_clip_locates_by_its_projected_patches_and_siglip_refuses(tmp_path: Path) -> None:
-    model = write_pair(tmp_path / "clip", "clip", PROCESSORS["clip"])
-    predictor, _ = adopted(tmp_path / "clip")
+def test_clip_locates_by_its_projected_patches_and_siglip_refuses(pairs) -> None:
+    _, model, predictor = pairs["clip"]
     image = GreyImage(GREY.astype(np.uint16) * 257, 8, "png")
-    prepared = predictor.square(image)
-    mean, std = (torch.tensor(item).view(3, 1, 1) for item in zip(*levels(predictor), strict=True))
-    states = model.vision_model((torch.from_numpy(prepared) / 255 - mean)[None] / std)
+    prepared = predictor.square(image)[None]
+    states = model.vision_model(pixels_of(prepared, predictor))
     patches = model.vision_model.post_layernorm(states.last_hidden_state[:, 1:])
-    expected = functional.normalize(model.visual_projection(patches), dim=-1)
     side = PX // PATCH
-    found = predictor.embed_regions(prepared[None])
-    torch.testing.assert_close(found, expected.unflatten(1, (side, side)), **TOLERANCE)
+    found = predictor.embed_regions(prepared)
+    close(found, unit(model.visual_projection(patches)).unflatten(1, (side, side)))
     grids = region_scores(found, predictor.embed_sentences(SENTENCES))[:, 0]
     answered = predictor.ground(image, SENTENCES).phrases
     for grid, located in zip(grids, answered, strict=True):
@@ -109,46 +149,47 @@ def test_clip_locates_by_its_projected_patches_and_siglip_refuses(tmp_path: Path
         # 41 x 50 pixels, the shorter side resized to 36, the middle 32 cut out
         assert located.affine[0] == pytest.approx(PX / side * 41 / 36)
         assert located.affine[2] == pytest.approx((2 + PX / side / 2) * 41 / 36)
-    write_pair(tmp_path / "siglip", "siglip", PROCESSORS["siglip"])
-    other, _ = adopted(tmp_path / "siglip")
     with pytest.raises(QueryError, match="none of its parts, such as SigLIP"):
-        other.ground(image, SENTENCES)
+        pairs["siglip"][2].ground(image, SENTENCES)
 
 
-def levels(predictor: Predictor) -> Any:
-    return predictor.config.model.image.normalisation
-
-
-@pytest.mark.parametrize("layout", ["open_clip", "custom", "quick", "chexzero"])
+@pytest.mark.parametrize(
+    ("act", "prefix", "asks"),
+    [("gelu", "", {}), ("gelu", "text.", {}), ("quick_gelu", "", {"quick_gelu": True})],
+    ids=["open_clip", "custom", "quick"],
+)
 @torch.no_grad()
-def test_openai_s_keys_give_the_same_clip(layout: str, tmp_path: Path) -> None:
-    act = "quick_gelu" if layout in {"quick", "chexzero"} else "gelu"
-    heads = 1 if layout == "chexzero" else 2  # one to 64 units, where nothing names them
-    model, folder = pair("clip", act, heads), tmp_path / layout
-    if layout == "chexzero":  # a state dict alone
-        folder.mkdir()
-        torch.save(openai_keys(model), folder / "best_64_5e-05_original_22000_0.864.pt")
-        words_tokenizer().save_pretrained(folder)
-    else:
-        prefix = "text." if layout == "custom" else ""
-        sizes: dict[str, Any] = {"vision_cfg": {"head_width": 32}, "text_cfg": {"heads": 2}}
-        if layout == "quick":
-            sizes["quick_gelu"] = True
-        write_open_clip(folder, openai_keys(model, prefix), **sizes)
-    predictor, card = adopted(folder)
-    grey = np.random.default_rng(1).integers(0, 256, (2, PX, PX)).astype(np.uint8)
-    mean, std = (torch.tensor(item).view(-1, 1, 1) for item in zip(*levels(predictor), strict=True))
-    pixels = ((torch.from_numpy(grey)[:, None] / 255 - mean) / std).expand(-1, 3, -1, -1)
-    theirs = model(**tokens(), pixel_values=pixels)
-    expected = functional.normalize(theirs.image_embeds, dim=-1)
-    torch.testing.assert_close(predictor.embed_images(grey)[:, 0, 0], expected, **TOLERANCE)
-    expected = functional.normalize(theirs.text_embeds, dim=-1)
-    torch.testing.assert_close(predictor.embed_sentences(SENTENCES), expected, **TOLERANCE)
+def test_openai_s_keys_give_the_same_clip(act, prefix, asks, tmp_path: Path) -> None:
+    model, sizes = pair("clip", act), {"vision_cfg": {"head_width": 32}, "text_cfg": {"heads": 2}}
+    write_open_clip(tmp_path / "clip", openai_keys(model, prefix), **sizes, **asks)
+    predictor, card = adopted(tmp_path / "clip")
+    answers_as(model, predictor, BATCH, pixels_of(BATCH, predictor))
     assert card["score"]["scale"] == pytest.approx(math.exp(4.7))
-    if layout == "chexzero":
-        assert levels(predictor)[0] == pytest.approx((101.48761 / 255, 83.43944 / 255))
-        images = predictor.config.images
-        assert (images.size_px, images.fit) == (320, Fit("pad", "lanczos"))
+
+
+@torch.no_grad()
+def test_chexzero_is_a_clip_whose_input_is_bicubic_of_a_padded_square_of_320(picture) -> None:
+    # A state dict alone: one head to 64 units, where nothing names them.
+    model, folder = pair("clip", "quick_gelu", heads=1), picture.parent / "chexzero"
+    folder.mkdir()
+    torch.save(openai_keys(model), folder / "best_64_5e-05_original_22000_0.864.pt")
+    words_tokenizer().save_pretrained(folder)
+    predictor, card = adopted(folder)
+    answers_as(model, predictor, BATCH, pixels_of(BATCH, predictor))
+    assert card["score"]["scale"] == pytest.approx(math.exp(4.7))
+    assert levels(predictor)[0] == pytest.approx((101.48761 / 255, 83.43944 / 255))
+    images = predictor.config.images
+    assert (images.size_px, images.fit) == (320, Fit("pad", "lanczos"))
+    # `preprocess` of its data_process.py, then `make` of its zero_shot.py: 262 columns of 320
+    padded = Image.new("L", (320, 320))
+    padded.paste(Image.fromarray(GREY).resize((262, 320), Image.Resampling.LANCZOS), (29, 0))
+    values = (torch.from_numpy(np.array(padded)).float()[None, None] - 101.48761) / 83.43944
+    found = predictor.square(medclip_dcl.open_image(picture))
+    assert np.array_equal(found, np.array(padded))
+    encoder, inputs = predictor.model.image, predictor.inputs(found[None])
+    expected = functional.interpolate(values, (PX, PX), mode="bicubic")
+    close(inputs * encoder._scale[:1] + encoder._shift[:1], expected)
+    assert predictor.window(50, 41) == pytest.approx((-29 / 6.4, 0, 50, 50), abs=0.1)
 
 
 @torch.no_grad()
@@ -157,16 +198,9 @@ def test_timm_s_keys_give_the_same_siglip(tmp_path: Path) -> None:
     sizes = {**SIGLIP_ASKS, "text_cfg": {**SIGLIP_ASKS["text_cfg"], "heads": 1}}
     write_open_clip(folder, siglip_keys(model), **sizes)
     predictor, card = adopted(folder)
-    grey = np.random.default_rng(1).integers(0, 256, (2, PX, PX)).astype(np.uint8)
-    mean, std = (torch.tensor(item).view(-1, 1, 1) for item in zip(*levels(predictor), strict=True))
-    theirs = model(**tokens(), pixel_values=(torch.from_numpy(grey)[:, None] / 255 - mean) / std)
-    expected = functional.normalize(theirs.image_embeds, dim=-1)
-    torch.testing.assert_close(predictor.embed_images(grey)[:, 0, 0], expected, **TOLERANCE)
     # `canonicalize_text`: small letters, neither punctuation nor runs of blanks
     written = ["No  effusion!", "(HEART) la-rge.", "left_effusion; no right effusion & "]
-    texts = predictor.embed_sentences(written)
-    expected = functional.normalize(theirs.text_embeds, dim=-1)
-    torch.testing.assert_close(texts, expected, **TOLERANCE)
+    answers_as(model, predictor, BATCH, pixels_of(BATCH, predictor), written)
     assert card["score"]["scale"] == pytest.approx(math.exp(4.7))
     assert card["score"]["bias"] == pytest.approx(float(model.logit_bias))
     for name, (place, value) in {
@@ -190,34 +224,6 @@ def test_of_two_forms_of_one_model_in_a_folder_transformers_is_read(tmp_path: Pa
     assert card["source"]["family"] == "transformers"
 
 
-@torch.no_grad()
-def test_chexzero_s_input_is_bicubic_of_a_padded_square_of_320(tmp_path: Path) -> None:
-    (tmp_path / "chexzero").mkdir()
-    torch.save(openai_keys(pair("clip", hidden_act="quick_gelu")), tmp_path / "chexzero/x.pt")
-    words_tokenizer().save_pretrained(tmp_path / "chexzero")
-    predictor, _ = adopted(tmp_path / "chexzero")
-    # `preprocess` of its data_process.py, then `make` of its zero_shot.py
-    picture = Image.fromarray(GREY)
-    ratio = 320 / 50
-    size = (int(41 * ratio), int(50 * ratio))
-    padded = Image.new("L", (320, 320))
-    padded.paste(
-        picture.resize(size, Image.Resampling.LANCZOS), ((320 - size[0]) // 2, (320 - size[1]) // 2)
-    )
-    values = (torch.from_numpy(np.array(padded)).float()[None, None] - 101.48761) / 83.43944
-    expected = functional.interpolate(values, (PX, PX), mode="bicubic")
-    Image.fromarray(GREY).save(tmp_path / "x.png")
-    found = predictor.square(medclip_dcl.open_image(tmp_path / "x.png"))
-    assert np.array_equal(found, np.array(padded))
-    inputs = predictor.inputs(found[None])
-    encoder = predictor.model.image
-    torch.testing.assert_close(
-        inputs * encoder._scale[:1] + encoder._shift[:1], expected, **TOLERANCE
-    )
-    shown = predictor.window(50, 41)
-    assert shown == pytest.approx((-29 / 6.4, 0, 50, 50), abs=0.1)  # 262 columns between 29 black
-
-
 @pytest.mark.parametrize("temporal", [False, True], ids=["biovil", "biovil_t"])
 @torch.no_grad()
 def test_biovil_answers_as_hi_ml_s_modules_say(temporal: bool, tmp_path: Path) -> None:
@@ -227,41 +233,34 @@ def test_biovil_answers_as_hi_ml_s_modules_say(temporal: bool, tmp_path: Path) -
     fit = Fit("crop", "bilinear", resized_px=512, scaled=True, half_even=True)
     assert (predictor.config.images.size_px, predictor.config.images.fit) == (px, fit)
     grey = np.random.default_rng(0).integers(0, 256, (1, px, px), dtype=np.uint8)
-    trunk = {
-        name.removeprefix("encoder.encoder."): value
-        for name, value in image.items()
-        if name.startswith("encoder.encoder.")
-    }
-    x = torchvision_map(
-        trunk, RESNET, (torch.from_numpy(grey) / 255)[:, None].expand(-1, 3, -1, -1)
-    )
+    pixels = (torch.from_numpy(grey) / 255)[:, None].expand(-1, 3, -1, -1)
+    x = torchvision_map(under(image, "encoder.encoder."), RESNET, pixels)
     if temporal:
         x = functional.conv2d(x, image["encoder.backbone_to_vit.weight"])
         absent = image["encoder.missing_previous_emb"].expand(1, -1, *x.shape[2:])
         x = torch.cat([x, absent], dim=1)
-    own = {name.removeprefix("projector.model."): value for name, value in image.items()}
+    own = under(image, "projector.model.")
     x = functional.conv2d(x, own["0.weight"])
     norm = [own[f"1.{part}"] for part in ("running_mean", "running_var", "weight", "bias")]
     x = functional.batch_norm(x, *norm).relu()
     projected = functional.conv2d(x, own["3.weight"], own["3.bias"])
     regions, expected = predictor.embed_images(grey), projected.permute(0, 2, 3, 1)
-    torch.testing.assert_close(regions.norm(dim=-1), expected.norm(dim=-1), **TOLERANCE)
-    units = functional.normalize(regions, dim=-1)
-    torch.testing.assert_close(units, functional.normalize(expected, dim=-1), **TOLERANCE)
+    close(regions.norm(dim=-1), expected.norm(dim=-1))
+    close(unit(regions), unit(expected))
     made = tiny_tokenizer()(list(REPORTS), padding=True, return_tensors="pt")
     y = tiny_bert().bert(**made).last_hidden_state[:, 0]
-    own = {name.removeprefix("cls_projection_head."): value for name, value in head.items()}
+    own = under(head, "cls_projection_head.")
     y = functional.linear(y, own["dense_to_hidden.weight"], own["dense_to_hidden.bias"])
     scale, shift = own["LayerNorm.weight"], own["LayerNorm.bias"]
     y = functional.layer_norm(functional.gelu(y), (DIM,), scale, shift, eps=1e-12)
     y = functional.linear(y, own["dense_to_output.weight"], own["dense_to_output.bias"])
     texts = predictor.embed_sentences(REPORTS)
-    torch.testing.assert_close(texts, functional.normalize(y, dim=-1), **TOLERANCE)
-    mean = functional.normalize(projected.mean(dim=(2, 3)), dim=-1)  # not of unit patches
-    torch.testing.assert_close(predictor.model.score(regions, texts), texts @ mean.T, **TOLERANCE)
+    close(texts, unit(y))
+    mean = unit(projected.mean(dim=(2, 3)))  # not of unit patches
+    close(predictor.model.score(regions, texts), texts @ mean.T)
     assert card["score"] == {"scale": 1.0, "bias": 0.0}
     (located,) = predictor.phrase_grids(regions, REPORTS[:1])
-    cosines = region_scores(units, texts[:1])[0, 0].numpy()
+    cosines = region_scores(unit(regions), texts[:1])[0, 0].numpy()
     assert located.grids[0].std() < cosines.std()  # smoothed, as its authors' are
 
 
@@ -271,46 +270,38 @@ def test_biovil_answers_as_hi_ml_s_modules_say(temporal: bool, tmp_path: Path) -
 def test_cxr_clip_answers_as_its_own_modules_say(kind: str, head: str, tmp_path: Path) -> None:
     tree, swin = cxr_clip_tree(kind, head)
     predictor, card = adopted(write_cxr_clip(tmp_path / "r50", tree))
-    grey = np.random.default_rng(1).integers(0, 256, (2, PX, PX)).astype(np.uint8)
-    pixels = (torch.from_numpy(grey) / 255)[:, None].expand(-1, 3, -1, -1)
-    state = tree["model"]
+    pixels = (torch.from_numpy(BATCH) / 255)[:, None].expand(-1, 3, -1, -1)
 
     def mapped(x: Tensor, side: str) -> Tensor:
-        def linear(x: Tensor, name: str) -> Tensor:
-            parts = (state[f"{side}_projection.{name}.{part}"] for part in ("weight", "bias"))
-            return functional.linear(x, *parts)
-
-        x = linear(x, "projection")
+        own = under(tree["model"], f"{side}_projection.")
+        x = functional.linear(x, own["projection.weight"], own["projection.bias"])
         if head == "mlp":
-            norm = (state[f"{side}_projection.layer_norm.{part}"] for part in ("weight", "bias"))
-            x = functional.layer_norm(linear(functional.gelu(x), "fc") + x, (DIM,), *norm)
-        return functional.normalize(x, dim=-1)
+            y = functional.linear(functional.gelu(x), own["fc.weight"], own["fc.bias"])
+            scale, shift = own["layer_norm.weight"], own["layer_norm.bias"]
+            x = functional.layer_norm(y + x, (DIM,), scale, shift)
+        return unit(x)
 
     if kind == "resnet":  # `normalize` of its evaluator: imagenet; then the average pool
         mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[:, :, None, None]
-        prefix = "image_encoder.resnet."
-        own = {key.removeprefix(prefix): value for key, value in state.items()}
+        own = under(tree["model"], "image_encoder.resnet.")
         cells = torchvision_map(own, RESNET, (pixels - mean) / std)
         features = cells.mean(dim=(2, 3))
     else:
         features = swin(pixel_values=(pixels - 0.5) / 0.5).last_hidden_state[:, 0]
-    found = predictor.embed_images(grey)[:, 0, 0]
-    torch.testing.assert_close(found, mapped(features, "image"), **TOLERANCE)
+    close(predictor.embed_images(BATCH)[:, 0, 0], mapped(features, "image"))
     made = tiny_tokenizer()(list(REPORTS), padding=True, return_tensors="pt")
     states = tiny_bert().bert(**made).last_hidden_state
     last = states[torch.arange(len(REPORTS)), made["attention_mask"].sum(dim=1) - 1]
-    texts = predictor.embed_sentences(REPORTS)
-    torch.testing.assert_close(texts, mapped(last, "text"), **TOLERANCE)
+    close(predictor.embed_sentences(REPORTS), mapped(last, "text"))
     assert card["score"] == {"scale": pytest.approx(math.exp(2.6)), "bias": 0.0}
     assert predictor.config.model.text.max_tokens == 20
     images, fit = predictor.config.images, Fit("crop", "bilinear", PX + 3, half_even=True)
     assert (images.size_px, images.fit) == (PX, fit)
     if (kind, head) == ("resnet", "linear"):
-        regions = mapped(cells.permute(0, 2, 3, 1), "image")
-        torch.testing.assert_close(predictor.embed_regions(grey), regions, **TOLERANCE)
+        close(predictor.embed_regions(BATCH), mapped(cells.permute(0, 2, 3, 1), "image"))
     else:
         with pytest.raises(QueryError, match="one vector of a whole image"):
-            predictor.embed_regions(grey)
+            predictor.embed_regions(BATCH)
 
 
 def test_biovil_s_heatmap_is_smoothed_by_a_gaussian_of_one_and_a_half_cells() -> None:
@@ -335,9 +326,27 @@ def test_biovil_sees_a_central_square_of_the_shorter_side(height, width, expecte
 
 
 @pytest.mark.real_data
-@pytest.mark.parametrize("family", ["clip", "siglip", "odd"])
+@pytest.mark.parametrize(
+    ("processor", "fit", "px"),
+    [
+        (CLIPImageProcessorPil(), Fit("crop", "bicubic", resized_px=224), 224),
+        (
+            SiglipImageProcessorPil(size={"height": 448, "width": 448}, resample=2),
+            Fit("stretch", "bilinear"),
+            448,
+        ),
+        (
+            CLIPImageProcessorPil(
+                size={"shortest_edge": 255}, crop_size={"height": 224, "width": 224}
+            ),
+            Fit("crop", "bicubic", resized_px=255),
+            224,
+        ),
+    ],
+    ids=["clip", "siglip", "odd"],
+)
 def test_real_images_are_prepared_pixel_by_pixel_as_the_maker_s_processor_does(
-    family: str, test_data: Path
+    processor: Any, fit: Fit, px: int, test_data: Path
 ) -> None:
     files = [
         file
@@ -347,16 +356,6 @@ def test_real_images_are_prepared_pixel_by_pixel_as_the_maker_s_processor_does(
     ]
     files = files[:: max(1, len(files) // 24)]
     assert len(files) >= 20
-    processor: Any = CLIPImageProcessorPil()
-    fit, px = Fit("crop", "bicubic", resized_px=224), 224
-    if family == "siglip":
-        processor = SiglipImageProcessorPil(size={"height": 448, "width": 448}, resample=2)
-        fit, px = Fit("stretch", "bilinear"), 448
-    if family == "odd":
-        processor = CLIPImageProcessorPil(
-            size={"shortest_edge": 255}, crop_size={"height": 224, "width": 224}
-        )
-        fit = Fit("crop", "bicubic", resized_px=255)
     plain = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
     with Decoder(ImagesConfig(), 1) as decoder:
         for file in files:
@@ -367,86 +366,70 @@ def test_real_images_are_prepared_pixel_by_pixel_as_the_maker_s_processor_does(
             assert np.array_equal(square(decoder.open(file), px, False, fit), ours)
 
 
-def changed(folder: Path, target: Path, **tensors: Tensor | None) -> Path:
-    target.mkdir()
-    for file in folder.iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
-    file = target / "model.safetensors"
-    state = load_file(file)
-    for key, value in tensors.items():
-        state.pop(key) if value is None else state.update({key: value})
-    save_file(state, file, metadata={"format": "pt"})
-    return target
+def refused(folder: Path, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        adopt(folder, folder.with_name("out"))
+    assert not folder.with_name("out").exists()
 
 
 def test_what_is_unknown_or_missing_is_refused_by_its_name(tmp_path: Path) -> None:
-    out = tmp_path / "out"
     write_pair(tmp_path / "clip", "clip", PROCESSORS["clip"])
-    extra = {"vision_model.adapter.weight": torch.zeros(2)}
-    with pytest.raises(CheckpointError, match=r"1 unknown .*vision_model\.adapter\.weight"):
-        adopt(changed(tmp_path / "clip", tmp_path / "extra", **extra), out)
-    short = {"text_projection.weight": None}
-    with pytest.raises(CheckpointError, match=r"1 missing .*text_projection\.weight"):
-        adopt(changed(tmp_path / "clip", tmp_path / "short", **short), out)
-    state = openai_keys(pair("clip"))
-    for name, change, message in (
-        ("unknown", {"visual.adapter.weight": torch.zeros(2)}, r"visual\.adapter\.weight"),
-        ("block", {"transformer.resblocks.0.ls_1.gamma": torch.zeros(2)}, r"resblocks\.0\.ls_1"),
-        ("missing", {"ln_final.bias": None}, r"final_layer_norm\.bias"),
-        ("nothing", {"visual.proj": None}, r"visual\.proj"),
+    file = tmp_path / "clip/model.safetensors"
+    state, extra = load_file(file), torch.zeros(2)
+    for key, value, message in (
+        ("vision_model.adapter.weight", extra, r"1 unknown .*vision_model\.adapter\.weight"),
+        ("text_projection.weight", None, r"1 missing .*text_projection\.weight"),
     ):
-        tree = {key: item for key, item in (state | change).items() if item is not None}
-        write_open_clip(tmp_path / name, tree)
-        with pytest.raises(CheckpointError, match=message):
-            adopt(tmp_path / name, out)
+        save_file(without_none(state | {key: value}), file, metadata={"format": "pt"})
+        refused(tmp_path / "clip", message)
+    state = openai_keys(pair("clip"))
+    for name, key, value, message in (
+        ("unknown", "visual.adapter.weight", extra, r"visual\.adapter\.weight"),
+        ("block", "transformer.resblocks.0.ls_1.gamma", extra, r"resblocks\.0\.ls_1"),
+        ("missing", "ln_final.bias", None, r"final_layer_norm\.bias"),
+        ("nothing", "visual.proj", None, r"visual\.proj"),
+    ):
+        write_open_clip(tmp_path / name, without_none(state | {key: value}))
+        refused(tmp_path / name, message)
     write_open_clip(tmp_path / "coca", state, text_cfg={"embed_cls": True, "heads": 2})
-    with pytest.raises(CheckpointError, match="asks for embed_cls True"):
-        adopt(tmp_path / "coca", out)
-    image, _ = write_biovil(tmp_path / "biovil", temporal=False)
-    file = tmp_path / "biovil/biovil_image_resnet50_proj_size_128.pt"
-    torch.save({**image, "encoder.extra": torch.zeros(1)}, file)
-    with pytest.raises(CheckpointError, match=r"unknown keys \(encoder\.extra"):
-        adopt(tmp_path / "biovil", out)
-    torch.save({key: value for key, value in image.items() if "model.3" not in key}, file)
-    with pytest.raises(CheckpointError, match=r"no weight '3\.weight' of an image projector"):
-        adopt(tmp_path / "biovil", out)
-    assert not out.exists()
+    refused(tmp_path / "coca", "asks for embed_cls True")
+    state, _ = write_biovil(tmp_path / "biovil", temporal=False)
+    for key, value, message in (
+        ("encoder.extra", extra, r"unknown keys \(encoder\.extra"),
+        ("projector.model.3.weight", None, r"no weight '3\.weight' of an image projector"),
+    ):
+        file = tmp_path / "biovil/biovil_image_resnet50_proj_size_128.pt"
+        torch.save(without_none(state | {key: value}), file)
+        refused(tmp_path / "biovil", message)
 
 
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        (("model", "image_encoder.resnet.layer9.x"), torch.zeros(2), r"layer9\.x"),
-        (("model", "adapter.weight"), torch.zeros(2), r"1 unknown keys \(adapter\.weight"),
-        (("model", "image_projection.extra"), torch.zeros(2), r"region_projection\.extra"),
-        (
-            ("model", "text_projection.projection.bias"),
-            torch.zeros(3),
-            r"projection\.bias has shape",
-        ),
-        (("model", "logit_scale"), None, r"no 'logit_scale'"),
-        (("model", "text_projection.projection.weight"), None, r"no 'projection\.weight'"),
-        (("model", "image_projection.projection.bias"), None, r"no 'region_projection\.bias'"),
-        (("model", "image_encoder.resnet.layer2.0.conv2.weight"), None, r"1 missing .*stages\.1"),
-        (("config", "model", "text_encoder", "pooling"), "max", "pools texts by max"),
-        (("config", "transform", "test", "CLAHE"), {"clip_limit": 4.0}, "CLAHE"),
-        (("config", "transform", "test", "CenterCrop"), {"size": 64}, "CenterCrop"),
-        (("rng",), {1, 2}, "more than|holds code"),
+        ("model/image_encoder.resnet.layer9.x", torch.zeros(2), r"layer9\.x"),
+        ("model/adapter.weight", torch.zeros(2), r"1 unknown keys \(adapter\.weight"),
+        ("model/image_projection.extra", torch.zeros(2), r"region_projection\.extra"),
+        ("model/text_projection.projection.bias", torch.zeros(3), r"projection\.bias has shape"),
+        ("model/logit_scale", None, r"no 'logit_scale'"),
+        ("model/text_projection.projection.weight", None, r"no 'projection\.weight'"),
+        ("model/image_projection.projection.bias", None, r"no 'region_projection\.bias'"),
+        ("model/image_encoder.resnet.layer2.0.conv2.weight", None, r"1 missing .*stages\.1"),
+        ("config/model/text_encoder/pooling", "max", "pools texts by max"),
+        ("config/transform/test/CLAHE", {"clip_limit": 4.0}, "CLAHE"),
+        ("config/transform/test/CenterCrop", {"size": 64}, "CenterCrop"),
+        ("rng", np.random.default_rng(0).random(2), "more than|holds code"),  # numpy's own pickle
     ],
 )
 def test_a_changed_file_of_cxr_clip_is_refused_by_what_changed(place, value, message, tmp_path):
     tree, _ = cxr_clip_tree("resnet", "linear")
+    *outer, last = place.split("/")
     inner: Any = tree
-    for key in place[:-1]:
+    for key in outer:
         inner = inner[key]
-    inner[place[-1]] = value
+    inner[last] = value
     if value is None:
-        del inner[place[-1]]
-    if place == ("rng",):
-        tree["rng"] = np.random.default_rng(0).random(2)  # a pickle of numpy's own
-    with pytest.raises(CheckpointError, match=message):
-        adopt(write_cxr_clip(tmp_path / "r50", tree), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        del inner[last]
+    refused(write_cxr_clip(tmp_path / "r50", tree), message)
 
 
 class Code:
@@ -456,15 +439,11 @@ class Code:
         return print, ("run",)
 
 
-def test_a_pickle_with_more_than_tensors_is_refused(tmp_path: Path, capsys) -> None:
-    state = openai_keys(pair("clip"))
-    for name, more in (("code", {"x": Code()}), ("config", {"x": {"a": 1}})):
-        folder = tmp_path / name
-        folder.mkdir()
-        torch.save(state | more, folder / "model.pt")
-        words_tokenizer().save_pretrained(folder)
-        with pytest.raises(CheckpointError, match=r"more than tensors|cannot be read as plain"):
-            adopt(folder, tmp_path / "out")
+@pytest.mark.parametrize("more", [Code(), {"a": 1}], ids=["code", "config"])
+def test_a_pickle_with_more_than_tensors_is_refused(more: Any, tmp_path: Path, capsys) -> None:
+    torch.save(openai_keys(pair("clip")) | {"x": more}, tmp_path / "model.pt")
+    words_tokenizer().save_pretrained(tmp_path)
+    refused(tmp_path, r"more than tensors|cannot be read as plain")
     assert "run" not in capsys.readouterr().out
 
 
@@ -481,8 +460,7 @@ def test_a_pickle_with_more_than_tensors_is_refused(tmp_path: Path, capsys) -> N
 )
 def test_a_preprocessing_that_is_not_known_is_refused(changes, message, tmp_path: Path) -> None:
     write_pair(tmp_path / "clip", "clip", PROCESSORS["clip"], **changes)
-    with pytest.raises(CheckpointError, match=message):
-        adopt(tmp_path / "clip", tmp_path / "out")
+    refused(tmp_path / "clip", message)
 
 
 def test_what_cannot_be_adopted_is_named(tmp_path: Path) -> None:
