@@ -27,7 +27,7 @@ TOWER = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
 }
-_TEXT = {
+TEXT = {
     **TOWER,
     "vocab_size": len(WORDS),
     "max_position_embeddings": 12,
@@ -64,7 +64,7 @@ def pair(name: str, hidden_act: str = "quick_gelu", heads: int = 2) -> Any:
     sides: dict[str, Any] = {
         "vision_config": {**TOWER, **act, "image_size": PX, "patch_size": PATCH}
     }
-    sides["text_config"] = {**_TEXT, **act}
+    sides["text_config"] = {**TEXT, **act}
     torch.manual_seed(0)
     if name == "clip":
         model: Any = hf.CLIPModel(hf.CLIPConfig(**sides, projection_dim=24))

@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.nn import functional
 
 from medclip_dcl.core.errors import CheckpointError, ConfigError
@@ -20,49 +19,28 @@ from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.public.encoders import Start, read_start, read_tokenizer
 from medclip_dcl.models.public.weights import fetch_weights
 from medclip_dcl.models.settings import ModelConfig
+from tests.support.public_checkpoints import (
+    PATCH,
+    PX,
+    SENTENCES,
+    TEXT,
+    TOWER,
+    pair,
+    words_tokenizer,
+)
 
-WORDS = ("[PAD]", "[UNK]", "<s>", "</s>", "no", "effusion", "left", "right", "heart", "large")
-SENTENCES = ["no effusion", "heart large", "left effusion no right effusion"]
-PX, PATCH = 32, 8
 CHANNEL_MEAN, CHANNEL_STD = (0.48, 0.45, 0.40), (0.27, 0.26, 0.28)
-TOWER = {
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
 VISION = {**TOWER, "image_size": PX, "patch_size": PATCH}
-TEXT = {
-    **TOWER,
-    "vocab_size": len(WORDS),
-    "max_position_embeddings": 12,
-    "pad_token_id": 0,
-    "bos_token_id": 2,
-    "eos_token_id": 3,
-}
 RESNET = {"image": {"depths": [1], "widths": [8], "input_px": PX}}
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
 
 
-def saved(folder: Path, model: Any, tokenizer: Any = None, **processor: Any) -> Path:
+def saved(folder: Path, model: Any, tokenizer: Any) -> Path:
     model.eval().save_pretrained(folder)
-    facts = {"image_mean": CHANNEL_MEAN, "image_std": CHANNEL_STD, **processor}
+    facts = {"image_mean": CHANNEL_MEAN, "image_std": CHANNEL_STD}
     (folder / "preprocessor_config.json").write_text(json.dumps(facts))
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
-
-
-def words_tokenizer() -> hf.PreTrainedTokenizerFast:
-    """<s> words </s>, as CLIP and RoBERTa have it."""
-    tokenizer = Tokenizer(models.WordLevel(dict(zip(WORDS, range(10), strict=True)), "[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 3)]
-    )
-    return hf.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", eos_token="</s>", model_max_length=12
-    )
 
 
 @pytest.fixture(scope="module")
@@ -70,18 +48,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, A
     """A tiny random model of each kind, saved, and its folder."""
     root = tmp_path_factory.mktemp("towers")
     torch.manual_seed(0)
-    sides = {"vision_config": VISION, "text_config": TEXT}
     made = {
         "dinov2": hf.Dinov2Model(hf.Dinov2Config(**VISION)),
         "dinov3": hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**VISION, num_register_tokens=2)),
         "vit": hf.ViTModel(hf.ViTConfig(**VISION)),
-        "clip": hf.CLIPModel(hf.CLIPConfig(**sides, projection_dim=24)),
-        "siglip": hf.SiglipModel(hf.SiglipConfig(**sides)),
+        "clip": pair("clip"),
+        "siglip": pair("siglip"),
         "roberta": hf.RobertaModel(hf.RobertaConfig(**TEXT)),
         # A window of two words on each side, so that layers with and without one differ.
         "modernbert": hf.ModernBertForMaskedLM(
             hf.ModernBertConfig(
-                **{**TEXT, "cls_token_id": 2, "sep_token_id": 3, "local_attention": 4},
+                **{**TEXT, "cls_token_id": 8, "sep_token_id": 9, "local_attention": 4},
                 global_attn_every_n_layers=2,
                 classifier_pooling="mean",
             )
@@ -93,12 +70,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, A
     return {name: (saved(root / name, model, tokenizer), model) for name, model in made.items()}
 
 
+def write_bert(folder: Path, **sizes: Any) -> hf.BertModel:
+    tokenizer = train_tokenizer(SENTENCES, vocabulary=60, max_tokens=12)
+    model = hf.BertModel(hf.BertConfig(**{**TEXT, **sizes, "vocab_size": len(tokenizer)}))
+    saved(folder, model, tokenizer)
+    return model
+
+
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bert")
-    tokenizer = train_tokenizer(SENTENCES, vocabulary=60, max_tokens=12)
-    config = hf.BertConfig(**{**TEXT, "vocab_size": len(tokenizer)})
-    return saved(folder, hf.BertModel(config), tokenizer)
+    write_bert(folder)
+    return folder
 
 
 def vit(px: int = PX, **more: Any) -> dict[str, Any]:
@@ -127,6 +110,14 @@ def tokens(begun: Start) -> tuple[torch.Tensor, torch.Tensor]:
     return made["input_ids"], made["attention_mask"]
 
 
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+def unit(vectors: torch.Tensor) -> torch.Tensor:
+    return functional.normalize(vectors, dim=-1)
+
+
 def cells(states: torch.Tensor, side: int) -> torch.Tensor:
     return states[:, -side * side :].transpose(1, 2).unflatten(2, (side, side))
 
@@ -138,11 +129,11 @@ def test_patches_and_the_pooled_state_are_transformers_own(folders, bert, name) 
     begun, encoder = start(folder, bert, vit())
     ours, theirs = images()
     states = model(theirs).last_hidden_state
-    torch.testing.assert_close(encoder.image(ours), cells(states, 4), **TOLERANCE)
-    assert (encoder.image.grid(PX), encoder.image.width) == (4, 16)
+    close(encoder.image(ours), cells(states, 4))
+    assert (encoder.image.grid(PX), encoder.image.width) == (4, 64)
     assert [mean for mean, _ in begun.settings.image.normalisation] == pytest.approx(CHANNEL_MEAN)
     _, pooled = start(folder, bert, vit(regions="pooled"))
-    torch.testing.assert_close(pooled.image(ours)[:, :, 0, 0], states[:, 0], **TOLERANCE)
+    close(pooled.image(ours)[:, :, 0, 0], states[:, 0])
 
 
 @pytest.mark.parametrize("name", ["dinov2", "dinov3", "vit"])
@@ -153,7 +144,7 @@ def test_another_size_interpolates_positions_as_transformers_does(folders, bert,
     ours, theirs = images(48)
     more = {"interpolate_pos_encoding": True} if name == "vit" else {}
     expected = cells(model(theirs, **more).last_hidden_state, 6)
-    torch.testing.assert_close(encoder.image(ours), expected, **TOLERANCE)
+    close(encoder.image(ours), expected)
 
 
 @pytest.mark.parametrize("name", ["dinov2", "dinov3", "vit", "clip", "siglip"])
@@ -172,67 +163,52 @@ def test_a_bright_patch_is_the_peak_of_its_heatmap(folders, bert, name) -> None:
 
 @pytest.mark.parametrize("name", ["clip", "siglip"])
 @torch.no_grad()
-def test_a_whole_model_gives_its_own_vectors_and_scale(folders, name) -> None:
+def test_regions_of_a_whole_model_lie_in_the_space_of_its_texts(folders, name) -> None:
+    """Vectors of its images and texts are compared where it is adopted."""
     folder, model = folders[name]
-    begun, encoder = start(None, folder, {"image": {"input_px": PX}}, whole=True)
+    _, encoder = start(None, folder, {"image": {"input_px": PX}}, whole=True)
+    assert float(encoder.gamma**2) == pytest.approx(100, rel=1e-5)  # exp(4.7), and no more is kept
     ours, theirs = images()
-    ids, mask = tokens(begun)
-    padded = functional.pad(ids, (0, 12 - ids.shape[1])) if name == "siglip" else ids
-    more = {} if name == "siglip" else {"attention_mask": mask}
-    answer = model(input_ids=padded, pixel_values=theirs, **more)
-    expected = functional.normalize(answer.text_embeds, dim=-1)
-    torch.testing.assert_close(encoder.encode_sentences(ids, mask), expected, **TOLERANCE)
-    scale = min(max(float(model.logit_scale.exp()), 1.0), 100.0)
-    assert float(encoder.gamma**2) == pytest.approx(scale, rel=1e-5)
-    # The patches lie in the same space: of CLIP as its class token, of SigLIP pooled one by one.
-    regions = encoder.encode_images(ours)
     states = model.vision_model(theirs).last_hidden_state
-    if name == "clip":
+    if name == "clip":  # as its class token
         states = model.visual_projection(model.vision_model.post_layernorm(states[:, 1:]))
-    else:
+    else:  # pooled one by one
         each = [model.vision_model.head(states[:, [cell]]) for cell in range(16)]
         states = torch.stack(each, dim=1)
-    expected = functional.normalize(states, dim=-1).unflatten(1, (4, 4))
-    torch.testing.assert_close(regions, expected, **TOLERANCE)
+    close(encoder.encode_images(ours), unit(states).unflatten(1, (4, 4)))
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "eos"])
+def pooled(states: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:
+    said = [row[: int(count)] for row, count in zip(states, mask.sum(dim=1), strict=True)]
+    parts = {"cls": lambda row: row[0], "mean": lambda row: row.mean(0), "eos": lambda row: row[-1]}
+    return torch.stack([parts[pooling](row) for row in said])
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "pooling"),
+    [
+        ("roberta", "cls", "cls"),
+        ("roberta", "mean", "mean"),
+        ("roberta", "eos", "eos"),
+        ("modernbert", "auto", "mean"),  # as its config says
+        ("modernbert", "cls", "cls"),
+    ],
+)
 @torch.no_grad()
-def test_text_is_pooled_as_asked_and_cut_at_what_the_encoder_reads(folders, pooling) -> None:
-    folder, model = folders["roberta"]
-    text = {"pretrained": "given", "pooling": pooling}
+def test_text_is_pooled_as_asked_and_cut_at_what_the_encoder_reads(
+    folders, name: str, asked: str, pooling: str
+) -> None:
+    folder, model = folders[name]
+    text = {"pretrained": "given", "pooling": asked}
     begun, encoder = start(None, folder, {**RESNET, "text": text})
-    assert begun.settings.text.max_tokens == 12 - (0 + 1)  # positions start behind padding's
+    # Positions of RoBERTa start behind its padding's.
+    assert begun.settings.text.max_tokens == {"roberta": 11, "modernbert": 12}[name]
+    if name == "modernbert":  # is read without its head
+        head = ("decoder.bias", "head.dense.weight", "head.norm.weight")
+        assert begun.fill(encoder)["text"].unexpected == head
     ids, mask = tokens(begun)
-    states = model(ids, mask).last_hidden_state
-    lengths = mask.sum(dim=1)
-    expected = {
-        "cls": states[:, 0],
-        "mean": torch.stack(
-            [row[:length].mean(dim=0) for row, length in zip(states, lengths, strict=True)]
-        ),
-        "eos": torch.stack([row[length - 1] for row, length in zip(states, lengths, strict=True)]),
-    }[pooling]
-    torch.testing.assert_close(encoder.text.pooled(ids, mask), expected, **TOLERANCE)
-
-
-@pytest.mark.parametrize("pooling", ["auto", "cls", "eos"])
-@torch.no_grad()
-def test_modernbert_is_read_without_its_head(folders, pooling) -> None:
-    folder, model = folders["modernbert"]
-    text = {"pretrained": "given", "pooling": pooling}
-    begun, encoder = start(None, folder, {**RESNET, "text": text})
-    assert begun.settings.text.max_tokens == 12
-    assert begun.fill(encoder)["text"].unexpected == (
-        *("decoder.bias", "head.dense.weight", "head.norm.weight"),
-    )
-    ids, mask = tokens(begun)
-    states = model.model(ids, mask).last_hidden_state
-    lengths = mask.sum(dim=1)
-    last = torch.stack([row[length - 1] for row, length in zip(states, lengths, strict=True)])
-    mean = (states * mask.unsqueeze(-1)).sum(dim=1) / lengths.unsqueeze(-1)
-    expected = {"auto": mean, "cls": states[:, 0], "eos": last}[pooling]  # its config says mean
-    torch.testing.assert_close(encoder.text.pooled(ids, mask), expected, **TOLERANCE)
+    expected = pooled(model.base_model(ids, mask).last_hidden_state, mask, pooling)
+    close(encoder.text.pooled(ids, mask), expected)
 
 
 @torch.no_grad()
@@ -246,32 +222,34 @@ def test_a_sentence_encoder_says_how_it_pools_and_how_much_it_reads(bert, tmp_pa
     assert (begun.settings.text.pooling, begun.settings.text.max_tokens) == ("mean", 9)
     ids, mask = tokens(begun)
     states = hf.BertModel.from_pretrained(folder).eval()(ids, mask).last_hidden_state
-    expected = (states * mask.unsqueeze(-1)).sum(dim=1) / mask.sum(dim=1, keepdim=True)
-    torch.testing.assert_close(encoder.text.pooled(ids, mask), expected, **TOLERANCE)
+    close(encoder.text.pooled(ids, mask), pooled(states, mask, "mean"))
+
+
+TIMM = {
+    "embeddings.cls_token": "cls_token",
+    "embeddings.position_embeddings": "pos_embed",
+    "embeddings.patch_embeddings.projection": "patch_embed.proj",
+    "layernorm_before": "norm1",
+    "layernorm_after": "norm2",
+    "attention.o_proj": "attn.proj",
+    "attention.q_proj": "attn.qkv",
+    "layers.": "blocks.",
+    "layernorm.": "norm.",
+}
 
 
 def open_clip_folder(folder: Path, bert: Path, vit_model: hf.ViTModel) -> dict[str, torch.Tensor]:
     """A file of BiomedCLIP's layout: timm's names and fused projections, BERT, two maps."""
+    theirs = vit_model.state_dict()
     state = {}
-    for key, value in vit_model.state_dict().items():
-        for ours, timms in (
-            ("embeddings.cls_token", "cls_token"),
-            ("embeddings.position_embeddings", "pos_embed"),
-            ("embeddings.patch_embeddings.projection", "patch_embed.proj"),
-            ("layernorm_before", "norm1"),
-            ("layernorm_after", "norm2"),
-            ("attention.o_proj", "attn.proj"),
-            ("layers.", "blocks."),
-            ("layernorm.", "norm."),
-        ):
-            key = key.replace(ours, timms)
-        if "q_proj" in key:
-            names = (f"layers.{key.split('.')[1]}.attention.{name}_proj" for name in "qkv")
-            part = key.rsplit(".", 1)[1]
-            value = torch.cat([vit_model.state_dict()[f"{name}.{part}"] for name in names])
-            key = key.replace("attention.q_proj", "attn.qkv")
-        elif "_proj" in key or key.startswith("pooler"):
+    for key, value in theirs.items():
+        if ".k_proj" in key or ".v_proj" in key or key.startswith("pooler"):
             continue
+        if ".q_proj" in key:
+            three = [theirs[key.replace("q_proj", f"{letter}_proj")] for letter in "qkv"]
+            value = torch.cat(three)
+        for own, timms in TIMM.items():
+            key = key.replace(own, timms)
         state[f"visual.trunk.{key}"] = value
     for key, value in load_file(bert / "model.safetensors").items():
         state[f"text.transformer.{key}"] = value
@@ -283,10 +261,9 @@ def open_clip_folder(folder: Path, bert: Path, vit_model: hf.ViTModel) -> dict[s
     }
     folder.mkdir()
     torch.save(state | maps, folder / "open_clip_pytorch_model.bin")
+    asks = {"context_length": 10, "hf_pooler_type": "cls_last_hidden_state_pooler"}
     tree = {
-        "model_cfg": {
-            "text_cfg": {"context_length": 10, "hf_pooler_type": "cls_last_hidden_state_pooler"}
-        },
+        "model_cfg": {"text_cfg": asks},
         "preprocess_cfg": {"mean": CHANNEL_MEAN, "std": CHANNEL_STD},
     }
     (folder / "open_clip_config.json").write_text(json.dumps(tree))
@@ -297,26 +274,22 @@ def open_clip_folder(folder: Path, bert: Path, vit_model: hf.ViTModel) -> dict[s
 
 @torch.no_grad()
 def test_biomedclips_layout_gives_what_its_parts_give(tmp_path) -> None:
-    wide = {"hidden_size": 64, "intermediate_size": 32, "num_attention_heads": 1}
     torch.manual_seed(1)
-    vision = hf.ViTModel(hf.ViTConfig(**{**VISION, **wide}, layer_norm_eps=1e-6)).eval()
-    tokenizer = train_tokenizer(SENTENCES, vocabulary=60, max_tokens=12)
-    text = hf.BertModel(hf.BertConfig(**{**TEXT, **wide, "vocab_size": len(tokenizer)})).eval()
-    bert_folder = saved(tmp_path / "bert", text, tokenizer)
+    one = {"num_attention_heads": 1}
+    vision = hf.ViTModel(hf.ViTConfig(**{**VISION, **one}, layer_norm_eps=1e-6)).eval()
+    text = write_bert(tmp_path / "bert", **one)
     folder = tmp_path / "biomedclip"
-    maps = open_clip_folder(folder, bert_folder, vision)
+    maps = open_clip_folder(folder, tmp_path / "bert", vision)
     begun, encoder = start(None, folder, vit(regions="pooled"), whole=True)
     assert begun.settings.text.max_tokens == 10
     assert begun.settings.image.backbone["num_hidden_layers"] == 2
     ours, theirs = images()
     image = vision(theirs).last_hidden_state[:, 0] @ maps["visual.head.proj.weight"].T
-    expected = functional.normalize(image, dim=-1)
-    torch.testing.assert_close(encoder.encode_images(ours)[:, 0, 0], expected, **TOLERANCE)
+    close(encoder.encode_images(ours)[:, 0, 0], unit(image))
     ids, mask = tokens(begun)
     states = text(ids, mask).last_hidden_state[:, 0]
     inner = functional.gelu(states @ maps["text.proj.0.weight"].T)
-    expected = functional.normalize(inner @ maps["text.proj.2.weight"].T, dim=-1)
-    torch.testing.assert_close(encoder.encode_sentences(ids, mask), expected, **TOLERANCE)
+    close(encoder.encode_sentences(ids, mask), unit(inner @ maps["text.proj.2.weight"].T))
     assert float(encoder.gamma**2) == pytest.approx(math.exp(4.4), rel=1e-5)
 
 
@@ -337,8 +310,7 @@ def test_what_is_left_over_or_missing_is_refused(folders, bert, tmp_path) -> Non
     with pytest.raises(CheckpointError, match=r"1 missing .*layernorm"):
         start(changed(folder, tmp_path / "short", **{"layernorm.bias": None}), bert, vit())
     head = changed(folder, tmp_path / "head", **{"classifier.weight": torch.zeros(2)})
-    begun = read_start(ModelConfig.model_validate(vit()), head, bert, whole=False)
-    encoder = build_dual_encoder(begun.settings, begun.text_config, seed=0)
+    begun, encoder = start(head, bert, vit())
     assert begun.fill(encoder)["image"].unexpected == ("classifier.weight", "embeddings.mask_token")
 
 
