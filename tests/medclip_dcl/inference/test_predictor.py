@@ -1,6 +1,7 @@
 import hashlib
 import logging
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,25 +13,52 @@ from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.inference.model_package import (
     BANK_FILE,
     OFFSETS_FILE,
+    SavedModel,
     read_bank,
     read_model_package,
 )
-from medclip_dcl.inference.predictor import build_predictor, load
+from medclip_dcl.inference.predictor import Predictor, build_predictor, load
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.likelihood.pll import encode_sentences
 from tests.support.bert import tiny_tokenizer
 from tests.support.published import SENTENCES, publish
 from tests.support.tiny_models import random_images
 
-
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory):
-    return publish(tmp_path_factory.mktemp("models") / "model")
+HEART = Finding("heart", ("The heart is enlarged.",), ("Normal.",))
 
 
 @pytest.fixture(scope="module")
-def predictor(artifact):
-    return load(artifact.path, "cpu")
+def predictor(tmp_path_factory) -> Predictor:
+    return load(publish(tmp_path_factory.mktemp("models") / "model").path, "cpu")
+
+
+@pytest.fixture(scope="module")
+def levelled(tmp_path_factory) -> Predictor:
+    """A model with a bank of six images."""
+    folder = tmp_path_factory.mktemp("levelled") / "model"
+    return load(publish(folder, bank=random_images(6, 64)).path, "cpu")
+
+
+@pytest.fixture
+def changed(levelled, tmp_path) -> Callable[[str, bytes | None], SavedModel]:
+    """Return the model with a bank, with other content of a file, or without the file."""
+
+    def change(name: str, content: bytes | None) -> SavedModel:
+        folder = shutil.copytree(levelled.folder, tmp_path / "model")
+        saved = replace(read_model_package(folder), artifact=None)
+        (folder / name).unlink()
+        if content is not None:
+            (folder / name).write_bytes(content)
+        return saved
+
+    return change
+
+
+def levels(predictor: Predictor, prompts: tuple[str, ...]) -> torch.Tensor:
+    """Of each prompt the logarithm of the mean e^s over the bank, in units of scores."""
+    scale, bank = float(predictor.model.gamma) ** 2, read_bank(predictor.folder).float()
+    scores = predictor.model.score(bank, predictor.embed_sentences(prompts))
+    return (scale * scores.double()).exp().mean(dim=1).log() / scale
 
 
 def image(height=50, width=80):
@@ -38,11 +66,11 @@ def image(height=50, width=80):
     return GreyImage(pixels=pixels, bits_stored=16, source="png")
 
 
-def test_the_loaded_weights_are_the_published_ones_also_by_the_folder_of_a_run(artifact, predictor):
-    stored = read_model_package(artifact.path).weights()
+def test_the_loaded_weights_are_the_published_ones_also_by_the_folder_of_a_run(predictor):
+    stored = read_model_package(predictor.folder).weights()
     for name, tensor in predictor.model.state_dict().items():
         assert torch.equal(tensor, stored[name]), name
-    assert load(str(artifact.path.parent), "cpu").digest == predictor.digest
+    assert load(str(predictor.folder.parent), "cpu").digest == predictor.digest
 
 
 def test_an_image_s_vectors_do_not_depend_on_its_batch(predictor):
@@ -75,143 +103,114 @@ def test_sentences_may_come_in_any_series(predictor, texts):
 
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(
-    "texts", [b"Edema", ["Edema", None], ["Edema", float("nan")], None, [["Edema"]], 7]
+    ("texts", "rule"),
+    [
+        (b"Edema", "text 0 is not a string; leave missing texts out"),
+        (["Edema", None], "text 1 is not a string; leave missing texts out"),
+        (["Edema", float("nan")], "text 1 is not a string"),
+        (["Edema", 7], "text 1 is not a string"),
+        (None, "text 0 is not a string"),
+        ([["Edema"]], "text 0 is not a string"),
+        (7, "text 0 is not a string"),
+        ("\ud800x", "text 0 is not a string"),
+        ([], "a sentence is empty"),
+        (" ", "a sentence is empty"),
+        (["Edema", ""], "a sentence is empty"),
+    ],
 )
-def test_what_is_not_a_string_is_refused_by_its_place(predictor, texts):
-    place = 1 if isinstance(texts, list) and len(texts) == 2 else 0
-    with pytest.raises(QueryError, match=f"text {place} is not a string; leave missing texts out"):
-        predictor.embed_sentences(texts)
-    with pytest.raises(QueryError, match=f"text {place} is not a string"):
-        encode_sentences(tiny_tokenizer(), texts)
+def test_what_is_no_sentence_is_refused_by_its_place(predictor, texts, rule):
+    for question in (
+        predictor.embed_sentences,
+        predictor.encode_text,
+        lambda given: predictor.ground(image(), given),
+    ):
+        with pytest.raises(QueryError, match=rule):
+            question(texts)
+    if "string" in rule:
+        with pytest.raises(QueryError, match=rule):
+            encode_sentences(tiny_tokenizer(), texts)
 
 
-def test_classify_compares_the_two_prompts(predictor):
+def test_classify_compares_the_two_prompts_and_without_offsets_decides_at_zero(predictor):
     picture = image()
-    answer = predictor.classify(picture).findings[0]
+    answers = predictor.classify(picture).findings
     regions = predictor.embed_images(predictor.square(picture)[None])
     positive, negative = predictor.model.score(
         regions, predictor.embed_sentences(["Pleural effusion", "No pleural effusion"])
     )[:, 0]
-    assert answer.name == "effusion"
-    assert answer.margin == pytest.approx(float(positive - negative), abs=1e-6)
+    assert answers[0].name == "effusion"
+    assert answers[0].margin == pytest.approx(float(positive - negative), abs=1e-6)
     gamma_squared = float(predictor.model.gamma) ** 2
-    assert answer.score == pytest.approx(1 / (1 + np.exp(-gamma_squared * answer.margin)))
-    assert answer.decision is (answer.margin > 0)
-
-
-@pytest.fixture(scope="module")
-def levelled(tmp_path_factory):
-    """A model with a bank of six images."""
-    folder = tmp_path_factory.mktemp("levelled") / "model"
-    publish(folder, bank=random_images(6, 64))
-    return folder
-
-
-def test_the_package_keeps_the_levels_of_its_prompts_and_what_they_were_fitted_to(levelled):
-    predictor, model = load(levelled, "cpu"), read_model_package(levelled)
-    offsets = predictor.offsets
-    assert (offsets.split, offsets.images) == ("validate", 6)
-    names = "".join(f"image-{number}\n" for number in range(6))
-    assert offsets.digest == hashlib.sha256(names.encode()).hexdigest()
-    assert [item.finding for item in offsets.findings] == ["effusion", "pneumonia"]
-    bank = read_bank(model.path)
-    assert (bank.dtype, tuple(bank.shape)) == (torch.float16, (6, 4, 4, 16))
-
-    # "Pneumonia" and "Right lower lobe pneumonia": scores first averaged, then levelled
-    texts = ["Pneumonia", "Right lower lobe pneumonia", "No signs of pneumonia"]
-    gamma_squared = float(predictor.model.gamma) ** 2
-    scores = predictor.model.score(bank.float(), predictor.embed_sentences(texts)).double()
-    positive, negative = gamma_squared * scores[:2].mean(dim=0), gamma_squared * scores[2]
-    level = offsets.findings[1]
-    assert float((positive - level.positive).exp().mean()) == pytest.approx(1, abs=1e-6)
-    assert float((negative - level.negative).exp().mean()) == pytest.approx(1, abs=1e-6)
-    threshold = (level.positive - level.negative) / gamma_squared
-    assert predictor.offsets_of(predictor.findings)[1] == pytest.approx(threshold, rel=1e-6)
-    answer = predictor.classify(image()).findings[1]
-    assert answer.offset == pytest.approx(threshold, rel=1e-6)
-    assert answer.decision is (answer.margin > threshold)
-
-
-def test_a_free_prompt_is_levelled_over_the_kept_bank_alone(levelled, tmp_path):
-    predictor = load(levelled, "cpu")
-    known = predictor.classify(image()).findings
-    asked = [*predictor.findings, Finding("heart", ("The heart is enlarged.",), ("Normal.",))]
-    answers = predictor.classify(image(), asked).findings
-    assert [item.offset for item in answers[:2]] == pytest.approx([item.offset for item in known])
-    bank = read_bank(levelled).float()
-    scores = predictor.model.score(
-        bank, predictor.embed_sentences(["The heart is enlarged.", "Normal."])
-    )
-    gamma_squared = float(predictor.model.gamma) ** 2
-    levels = (gamma_squared * scores.double()).exp().mean(dim=1).log() / gamma_squared
-    assert answers[2].offset == pytest.approx(float(levels[0] - levels[1]), abs=1e-6)
-    shutil.copytree(levelled, tmp_path / "model")
-    (tmp_path / "model" / BANK_FILE).unlink()
-    model = replace(read_model_package(levelled), path=tmp_path / "model", artifact=None)
-    predictor = build_predictor(model, torch.device("cpu"))
-    other = Finding("heart", ("The heart is enlarged.",), ("Normal.",))
-    own = load(levelled, "cpu").offsets_of(predictor.findings)
-    assert predictor.offsets_of([*predictor.findings, other]) == [*own, None]
-
-
-def test_without_a_negative_prompt_the_level_of_the_positive_decides(levelled, tmp_path):
-    predictor = load(levelled, "cpu")
-    heart = Finding("heart", ("The heart is enlarged.",))
-    gamma_squared = float(predictor.model.gamma) ** 2
-    bank, texts = read_bank(levelled).float(), predictor.embed_sentences(heart.positive)
-    scaled = gamma_squared * predictor.model.score(bank, texts)[0].double()
-    level = float(scaled.exp().mean().log()) / gamma_squared
-    regions = predictor.embed_images(random_images(6, 64))
-    scores = predictor.model.score(regions, texts)[0]
-    answers = [found for (found,) in predictor.classify_regions(regions, [heart])]
-    assert [item.margin for item in answers] == pytest.approx((scores - level).tolist(), abs=1e-6)
-    assert [item.decision for item in answers] == (scores > level).tolist()
-    assert {(item.offset, item.threshold) for item in answers} == {(0.0, 0.5)}
-    assert predictor.margins(regions, [heart])[0].tolist() == [item.margin for item in answers]
-    grids = predictor.finding_grids(regions[:1], [heart])
-    ((found,), _) = predictor.phrase_grids(regions[:1], heart.positive)[0]
-    assert grids[0, 0] == pytest.approx(found, abs=1e-5)
-
-    shutil.copytree(levelled, tmp_path / "model")
-    (tmp_path / "model" / BANK_FILE).unlink()
-    model = replace(read_model_package(levelled), path=tmp_path / "model", artifact=None)
-    with pytest.raises(QueryError, match="finding 0 has no negative prompt, and this model no"):
-        build_predictor(model, torch.device("cpu")).classify(image(), [heart])
-
-
-def test_an_image_is_ranked_among_those_of_the_bank(levelled):
-    predictor = load(levelled, "cpu")
-    bank = read_bank(levelled).float()
-    asked = (Finding("heart", ("The heart is enlarged.",), ("Heart size is normal.",)),)
-    for findings in (predictor.findings, asked):
-        margins = predictor.margins(bank, findings)
-        scores = predictor.classify_regions(bank, findings)
-        for image, own in enumerate(scores):
-            for row, score in enumerate(own):
-                lower = (margins[row] < margins[row, image]).sum()
-                assert score.percentile == pytest.approx(100 * float(lower) / 6)
-    vectors = predictor.embed_sentences(["The heart is enlarged."])
-    phrase = predictor.model.score(bank, vectors)[0]
-    best = int(phrase.argmax())
-    (grids,) = predictor.phrase_grids(bank[best][None], ["The heart is enlarged."])
-    assert grids.percentiles[0] >= 100 * 5 / 6 - 0.01  # its own copy may differ by rounding
-
-
-def test_a_model_that_was_published_without_offsets_decides_at_zero(predictor):
     assert predictor.offsets is None
-    for answer in predictor.classify(image()).findings:
+    for answer in answers:
+        assert answer.score == pytest.approx(1 / (1 + np.exp(-gamma_squared * answer.margin)))
         assert (answer.offset, answer.threshold) == (None, 0.5)
         assert answer.decision is (answer.margin > 0)
 
 
+def test_the_package_keeps_the_levels_of_its_prompts_and_what_they_were_fitted_to(levelled):
+    offsets, bank = levelled.offsets, read_bank(levelled.folder)
+    assert (offsets.split, offsets.images) == ("validate", 6)
+    names = "".join(f"image-{number}\n" for number in range(6))
+    assert offsets.digest == hashlib.sha256(names.encode()).hexdigest()
+    assert [item.finding for item in offsets.findings] == ["effusion", "pneumonia"]
+    assert (bank.dtype, tuple(bank.shape)) == (torch.float16, (6, 4, 4, 16))
+    level = offsets.findings[0]
+    expected = levels(levelled, ("Pleural effusion", "No pleural effusion"))
+    gamma_squared = float(levelled.model.gamma) ** 2
+    assert level.positive / gamma_squared == pytest.approx(float(expected[0]), abs=1e-6)
+    assert level.negative / gamma_squared == pytest.approx(float(expected[1]), abs=1e-6)
+    threshold = float(expected[0] - expected[1])
+    assert levelled.offsets_of(levelled.findings)[0] == pytest.approx(threshold, abs=1e-6)
+    for answer in levelled.classify(image()).findings:
+        assert answer.decision is (answer.margin > answer.offset)
+
+
+def test_a_free_prompt_is_levelled_over_the_kept_bank_alone(levelled, changed):
+    own = levelled.offsets_of(levelled.findings)
+    answers = levelled.classify(image(), [*levelled.findings, HEART]).findings
+    assert [item.offset for item in answers[:2]] == pytest.approx(own)
+    positive, negative = levels(levelled, (*HEART.positive, *HEART.negative))
+    assert answers[2].offset == pytest.approx(float(positive - negative), abs=1e-6)
+    bare = build_predictor(changed(BANK_FILE, None), torch.device("cpu"))
+    assert bare.offsets_of([*bare.findings, HEART]) == [*own, None]
+
+
+def test_without_a_negative_prompt_the_level_of_the_positive_decides(levelled, changed):
+    heart = Finding("heart", HEART.positive)
+    level = float(levels(levelled, heart.positive)[0])
+    regions = levelled.embed_images(random_images(6, 64))
+    scores = levelled.model.score(regions, levelled.embed_sentences(heart.positive))[0]
+    answers = [found for (found,) in levelled.classify_regions(regions, [heart])]
+    assert [item.margin for item in answers] == pytest.approx((scores - level).tolist(), abs=1e-6)
+    assert [item.decision for item in answers] == (scores > level).tolist()
+    assert {(item.offset, item.threshold) for item in answers} == {(0.0, 0.5)}
+    assert levelled.margins(regions, [heart])[0].tolist() == [item.margin for item in answers]
+    grids = levelled.finding_grids(regions[:1], [heart])
+    ((found,), _) = levelled.phrase_grids(regions[:1], heart.positive)[0]
+    assert grids[0, 0] == pytest.approx(found, abs=1e-5)
+    bare = build_predictor(changed(BANK_FILE, None), torch.device("cpu"))
+    with pytest.raises(QueryError, match="finding 0 has no negative prompt, and this model no"):
+        bare.classify(image(), [heart])
+
+
+def test_an_image_is_ranked_among_those_of_the_bank(levelled):
+    bank = read_bank(levelled.folder).float()
+    for findings in (levelled.findings, (HEART,)):
+        margins = levelled.margins(bank, findings)
+        for image, own in enumerate(levelled.classify_regions(bank, findings)):
+            lower = (margins < margins[:, image : image + 1]).sum(dim=1)
+            assert [item.percentile for item in own] == pytest.approx((lower / 0.06).tolist())
+    phrase = levelled.model.score(bank, levelled.embed_sentences(HEART.positive))[0]
+    best = int(phrase.argmax())
+    (grids,) = levelled.phrase_grids(bank[best][None], HEART.positive)
+    assert grids.percentiles[0] >= 100 * 5 / 6 - 0.01  # its own copy may differ by rounding
+
+
 @pytest.mark.parametrize(("name", "content"), [(OFFSETS_FILE, b"{}"), (BANK_FILE, b"nothing")])
-def test_offsets_that_cannot_be_read_are_named(levelled, tmp_path, name, content):
-    shutil.copytree(levelled, tmp_path / "model")
-    (tmp_path / "model" / name).unlink()
-    (tmp_path / "model" / name).write_bytes(content)
-    model = replace(read_model_package(levelled), path=tmp_path / "model", artifact=None)
+def test_offsets_that_cannot_be_read_are_named(changed, name, content):
     with pytest.raises(CheckpointError, match=f"{name} of .* rerun train"):
-        build_predictor(model, torch.device("cpu"))
+        build_predictor(changed(name, content), torch.device("cpu"))
 
 
 def test_ground_answers_in_pixels_of_the_original_image(predictor):
@@ -235,29 +234,26 @@ FILES = ("model.safetensors", "text/tokenizer.json", "text/config.json", BANK_FI
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_replaced_after_its_check_is_never_loaded(levelled, tmp_path, name):
-    one = shutil.copytree(levelled, tmp_path / "live")
+    one = shutil.copytree(levelled.folder, tmp_path / "live")
     published = read_model_package(one)
     before = (one / name).read_bytes()
-    (one / name).write_bytes((one / name).read_bytes() + b" ")
+    (one / name).write_bytes(before + b" ")
     with pytest.raises(ArtifactCorrupt, match=f"{name} .* was replaced while model"):
         build_predictor(published, torch.device("cpu"))
     (one / name).write_bytes(before)  # taken back: the first model's files again
     assert build_predictor(published, torch.device("cpu")).digest == published.digest
 
 
-def test_a_package_without_prompts_or_of_another_size_is_refused(artifact):
-    published = read_model_package(artifact.path)
+def test_a_package_without_prompts_or_of_another_size_is_refused(predictor):
+    published = read_model_package(predictor.folder)
     card = {name: fact for name, fact in published.card.items() if name != "prompts"}
-    bare = type(published)(**{**vars(published), "card": card})
     with pytest.raises(CheckpointError, match="no valid prompts"):
-        build_predictor(bare, torch.device("cpu"))
-    model = published.config.model
-    wider = model.model_copy(update={"similarity": model.similarity.model_copy(update={"dim": 32})})
-    other = published.config.model_copy(update={"model": wider})
+        build_predictor(replace(published, card=card), torch.device("cpu"))
+    tree = published.config.model_dump()
+    tree["model"]["similarity"]["dim"] = 32
+    wider = replace(published, config=type(published.config).model_validate(tree))
     with pytest.raises(CheckpointError, match="do not fit"):
-        build_predictor(
-            type(published)(**{**vars(published), "config": other}), torch.device("cpu")
-        )
+        build_predictor(wider, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("word", ["[MASK]", "[SEP]", "[PAD]", "[UNK]"])
@@ -266,8 +262,8 @@ def test_a_special_token_in_a_prompt_is_plain_text(predictor, word):
     assert torch.equal(predictor.embed_sentences([f"effusion {word} left"]), plain)
 
 
-def test_texts_that_are_cut_are_counted_once(artifact, caplog):
-    predictor = load(artifact.path, "cpu")
+def test_texts_that_are_cut_are_counted_once(predictor, caplog):
+    predictor = load(predictor.folder, "cpu")
     limit = predictor.config.model.text.max_tokens
     long = [f"{'effusion ' * limit}{end}" for end in ("left", "right")]
     with caplog.at_level(logging.WARNING):
