@@ -30,15 +30,10 @@ from medclip_dcl.models.text_encoder import read_bert_config
 from tests.support.published import publish
 
 TEXT = "text/config.json"
-VIT = {
-    "model_type": "dinov2",
-    "hidden_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "patch_size": 8,
-}
-SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9}
+SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+VIT = {**SIZES, "model_type": "dinov2", "patch_size": 8}
 Tree = dict[str, Any]
+Foreign = Callable[[str, Callable[[Any], Any]], Path]
 
 
 @pytest.fixture(scope="module")
@@ -55,26 +50,45 @@ def nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(owner, name, refuses)
 
 
-def foreign(package: Path, folder: Path, name: str, change: Callable[[Any], Any]) -> Path:
-    """Return a copy of a package, whole by its digests, with another file of JSON."""
-    own = open_artifact(package, ARTIFACT)
-    with write_artifact(folder, ARTIFACT, make_fingerprint(ARTIFACT, {}, {})) as writer:
-        (writer.directory / "text").mkdir()
-        for file in own.files:
-            shutil.copy(own.file(file), writer.directory / file)
-        path = writer.directory / name
-        path.write_text(json.dumps(change(json.loads(path.read_text()))))
-        (writer.directory / "text/modeling.py").write_text("raise SystemExit('code ran')")
-        writer.commit({})
-    return folder
+@pytest.fixture
+def foreign(package: Path, tmp_path: Path) -> Foreign:
+    """Return a function that copies the package, whole by its digests, with a changed JSON file."""
+
+    def copy(name: str, change: Callable[[Any], Any]) -> Path:
+        own, folder = open_artifact(package, ARTIFACT), tmp_path / "model"
+        with write_artifact(folder, ARTIFACT, make_fingerprint(ARTIFACT, {}, {})) as writer:
+            (writer.directory / "text").mkdir()
+            for file in own.files:
+                shutil.copy(own.file(file), writer.directory / file)
+            path = writer.directory / name
+            path.write_text(json.dumps(change(json.loads(path.read_text()))))
+            (writer.directory / "text/modeling.py").write_text("raise SystemExit('code ran')")
+            writer.commit({})
+        return folder
+
+    return copy
 
 
-def image(tree: Tree, image: Tree) -> Tree:
+@pytest.fixture
+def text(package: Path, tmp_path: Path) -> Path:
+    """A copy of the package's text encoder without its weights."""
+    return shutil.copytree(package / "text", tmp_path / "text")
+
+
+def refused(folder: Path, reason: str) -> None:
+    """Expect the tokenizer of a folder to be refused, whatever encoder it is read for."""
+    bert = read_bert_config(folder)
+    for config in (bert, hf.RobertaConfig(vocab_size=bert.vocab_size)):
+        with pytest.raises(CheckpointError, match=reason):
+            read_tokenizer(folder, config)
+
+
+def with_image(tree: Tree, **image: Any) -> Tree:
     return {**tree, "model": {**tree["model"], "image": {"input_px": 64, **image}}}
 
 
 @pytest.mark.parametrize(
-    "text",
+    "changes",
     [
         {"model_type": "align_text_model", "auto_map": {"AutoModel": "modeling.Evil"}},
         {"model_type": "roberta", "auto_map": {"AutoModel": "evil/repo--modeling.Evil"}},
@@ -84,8 +98,8 @@ def image(tree: Tree, image: Tree) -> Tree:
         {"model_type": "bert", "vocab_size": 2**20, "hidden_size": 2**14},
     ],
 )
-def test_a_text_encoder_that_is_not_known_is_refused(package, tmp_path, text):
-    path = foreign(package, tmp_path / "model", TEXT, lambda tree: {**tree, **text})
+def test_a_text_encoder_that_is_not_known_is_refused(foreign, changes):
+    path = foreign(TEXT, lambda tree: {**tree, **changes})
     begun = time.monotonic()
     with pytest.raises(CheckpointError):
         load(path, "cpu")
@@ -104,15 +118,14 @@ def test_a_text_encoder_that_is_not_known_is_refused(package, tmp_path, text):
     ],
 )
 @pytest.mark.parametrize("kind", ["vit", "backbone"])
-def test_an_image_encoder_that_is_not_known_is_refused(package, tmp_path, backbone, kind):
-    settings = {"kind": kind, "backbone": backbone}
-    path = foreign(package, tmp_path / "model", CONFIG, lambda tree: image(tree, settings))
+def test_an_image_encoder_that_is_not_known_is_refused(foreign, backbone, kind):
+    path = foreign(CONFIG, lambda tree: with_image(tree, kind=kind, backbone=backbone))
     with pytest.raises(CheckpointError):
         load(path, "cpu")
 
 
-def test_a_deep_file_is_refused(package: Path, tmp_path: Path) -> None:
-    path = foreign(package, tmp_path / "model", CONFIG, dict)
+def test_a_deep_file_is_refused(foreign: Foreign, tmp_path: Path) -> None:
+    path = foreign(CONFIG, dict)
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(CheckpointError):
         read_bert_config(tmp_path)
@@ -125,135 +138,102 @@ def test_a_deep_file_is_refused(package: Path, tmp_path: Path) -> None:
     ("name", "tree"),
     [(CARD, []), (CARD, {"preprocessing": []}), (CARD, {}), (SUBJECTS, {}), (SUBJECTS, [[]])],
 )
-def test_a_card_that_is_none_is_refused(package, tmp_path, name, tree):
-    path = foreign(package, tmp_path / "model", name, lambda _: tree)
+def test_a_card_that_is_none_is_refused(foreign, name, tree):
+    path = foreign(name, lambda _: tree)
     with pytest.raises(CheckpointError):
         load(path, "cpu")
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-@pytest.mark.parametrize("text", ["[" * 100_000, "[]"])
-def test_a_tokenizer_that_is_none_is_refused(package, tmp_path, name, text):
-    shutil.copytree(package / "text", tmp_path / "text")
-    (tmp_path / "text" / name).write_text(text)
-    bert = read_bert_config(tmp_path / "text")
-    for config in (bert, hf.RobertaConfig(vocab_size=bert.vocab_size)):
-        with pytest.raises(CheckpointError, match="tokenizer"):
-            read_tokenizer(tmp_path / "text", config)
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]"])
+def test_a_tokenizer_that_is_none_is_refused(text, name, content):
+    (text / name).write_text(content)
+    refused(text, "tokenizer")
 
 
-def test_an_input_that_takes_gigabytes_is_refused_before_anything_is_built(
-    package, tmp_path, monkeypatch
-):
+def test_an_input_that_takes_gigabytes_is_refused_before_anything_is_built(foreign, monkeypatch):
     monkeypatch.setattr(predictor, "_check_preprocessing", lambda _: None)
     monkeypatch.setattr(predictor, "build_dual_encoder", lambda *_args, **_more: 1 / 0)
     path = foreign(
-        package,
-        tmp_path / "model",
-        CONFIG,
-        lambda tree: image(tree, {**tree["model"]["image"], "input_px": 4096}),
+        CONFIG, lambda tree: with_image(tree, **{**tree["model"]["image"], "input_px": 4096})
     )
     with pytest.raises(CheckpointError, match=r"input_px 4096 makes .* regions"):
         load(path, "cpu")
 
 
 def test_buffers_that_no_weight_bounds_are_refused() -> None:
-    text = hf.BertConfig(**SIZES)
     with torch.device("meta"):
-        encoder = DualEncoder(ModelConfig(), text)
+        encoder = DualEncoder(ModelConfig(), hf.BertConfig(**SIZES, vocab_size=9))
         encoder.register_buffer("table", torch.zeros(2**25), persistent=False)
     with pytest.raises(CheckpointError, match=r"hold 134,.* bytes besides their 1,000 of weights"):
         predictor._check_memory(encoder, 64, 1000)
 
 
 REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+REGEX = {"type": "Replace", "pattern": {"Regex": "(a|aa)+$"}, "content": ""}
 TABLE = base64.b64encode((4).to_bytes(4, "little") + bytes(4) + b"x" * 65).decode()
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [],
+    "pair": [],
+    "special_tokens": {"[CLS]": {"ids": [2] * 10**5}},
+}
 
 
-def _sequence(**steps: list[Tree]) -> Tree:
-    return {"type": "Sequence", **steps}
+def steps(*own: Tree) -> Tree:
+    return {"type": "Sequence", "normalizers": list(own)}
+
+
+def split(**pattern: str) -> Tree:
+    return {"type": "Split", "pattern": pattern}
 
 
 @pytest.mark.parametrize(
     ("part", "step", "reason"),
     [
         ("normalizer", REPLACE, "puts 2 characters where fewer were"),
-        ("normalizer", _sequence(normalizers=[{"type": "NFC"}] * 17), "17 steps, above 16"),
-        (
-            "normalizer",
-            _sequence(normalizers=[_sequence(normalizers=[REPLACE])]),
-            "puts 2 characters",
-        ),
+        ("normalizer", steps(*[{"type": "NFC"}] * 17), "17 steps, above 16"),
+        ("normalizer", steps(steps(REPLACE)), "puts 2 characters"),
         ("normalizer", {"type": "Prepend", "prepend": "aaaaa"}, "puts in 5 characters, above 4"),
         ("normalizer", {"type": "Precompiled", "precompiled_charsmap": TABLE}, "to 65 bytes"),
         ("normalizer", {"type": "Unheard"}, "a step of type Unheard"),
-        (
-            "normalizer",
-            {"type": "Replace", "pattern": {"Regex": "(a|aa)+$"}, "content": ""},
-            "not one of releases",
-        ),
-        ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}}, "one of releases"),
-        ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "a*a*a*a*b"}}, "one of releases"),
-        ("pre_tokenizer", {"type": "Split", "pattern": {"String": ""}}, "searches for nothing"),
+        ("normalizer", REGEX, "not one of releases"),
+        ("pre_tokenizer", split(Regex="(a|aa)+$"), "one of releases"),
+        ("pre_tokenizer", split(Regex="a*a*a*a*b"), "one of releases"),
+        ("pre_tokenizer", split(String=""), "searches for nothing"),
         ("model", {"type": "WordPiece", "max_input_chars_per_word": 10**9}, "up to 1000000000"),
         ("model", {"type": "WordPiece", "continuing_subword_prefix": "#" * 99}, "puts in 99"),
-        (
-            "post_processor",
-            {
-                "type": "TemplateProcessing",
-                "single": [],
-                "pair": [],
-                "special_tokens": {"[CLS]": {"ids": [2] * 10**5}},
-            },
-            "100000 pieces, above 16",
-        ),
+        ("post_processor", TEMPLATE, "100000 pieces, above 16"),
     ],
 )
 def test_a_tokenizer_that_could_hold_or_end_the_process_is_refused(
-    package: Path, tmp_path: Path, part: str, step: Tree, reason: str
+    text: Path, part: str, step: Tree, reason: str
 ) -> None:
-    shutil.copytree(package / "text", tmp_path / "text")
-    file = tmp_path / "text/tokenizer.json"
-    tree = json.loads(file.read_text())
-    file.write_text(json.dumps({**tree, part: {**(tree[part] or {}), **step}}))
-    bert = read_bert_config(tmp_path / "text")
-    for config in (bert, hf.RobertaConfig(vocab_size=bert.vocab_size)):
-        with pytest.raises(CheckpointError, match=reason):
-            read_tokenizer(tmp_path / "text", config)
+    tree = json.loads((text / "tokenizer.json").read_text())
+    changed = {**tree, part: {**(tree[part] or {}), **step}}
+    (text / "tokenizer.json").write_text(json.dumps(changed))
+    refused(text, reason)
 
 
 @pytest.mark.parametrize(
-    "backend",
-    [
-        hf.CLIPTokenizer(),
-        hf.BertTokenizer(),
-        hf.RobertaTokenizer(),
-        hf.XLMRobertaTokenizer(),
-        hf.CamembertTokenizer(),
-        hf.DebertaTokenizer(),
-        hf.DebertaV2Tokenizer(),
-        hf.MPNetTokenizer(),
-    ],
-    ids=lambda item: type(item).__name__,
+    "name", ["CLIP", "Bert", "Roberta", "XLMRoberta", "Camembert", "Deberta", "DebertaV2", "MPNet"]
 )
-def test_tokenizers_of_releases_pass(backend: Any, tmp_path: Path) -> None:
-    backend.save_pretrained(str(tmp_path))
+def test_tokenizers_of_releases_pass(name: str, tmp_path: Path) -> None:
+    getattr(hf, f"{name}Tokenizer")().save_pretrained(str(tmp_path))
     check_tokenizer(tmp_path / "tokenizer.json")
 
 
 @pytest.mark.parametrize("pattern", [r"[!\"#\.\]\-]", r"\s+", " {2,}", r"\s{2,}|[\n\r\t]"])
-def test_classes_of_characters_pass(package: Path, tmp_path: Path, pattern: str) -> None:
-    tree = json.loads((package / "text/tokenizer.json").read_text())
+def test_classes_of_characters_pass(text: Path, pattern: str) -> None:
+    tree = json.loads((text / "tokenizer.json").read_text())
     step = {"type": "Replace", "pattern": {"Regex": pattern}, "content": " "}
-    (tmp_path / "tokenizer.json").write_text(json.dumps({**tree, "normalizer": step}))
-    check_tokenizer(tmp_path / "tokenizer.json")
+    (text / "tokenizer.json").write_text(json.dumps({**tree, "normalizer": step}))
+    check_tokenizer(text / "tokenizer.json")
 
 
-def test_code_next_to_weights_is_left_alone_and_the_hub_is_closed_meanwhile(
-    package, tmp_path, monkeypatch
-):
+def test_code_next_to_weights_is_left_alone_and_the_hub_is_closed_meanwhile(foreign, monkeypatch):
     more = {"auto_map": {"AutoModel": "modeling.Evil"}, "_attn_implementation": "evil/kernel"}
-    path = foreign(package, tmp_path / "model", TEXT, lambda tree: {**tree, **more})
+    path = foreign(TEXT, lambda tree: {**tree, **more})
     assert load(path, "cpu").model.text.backbone.config.model_type == "bert"
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     with hub_closed(), pytest.raises(OfflineModeIsEnabled):
