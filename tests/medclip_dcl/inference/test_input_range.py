@@ -1,7 +1,7 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from PIL import Image
 from sklearn.covariance import LedoitWolf
@@ -15,73 +15,70 @@ from medclip_dcl.inference.model_package import (
     read_input_range,
     write_input_range,
 )
-from medclip_dcl.inference.predictor import load
 from medclip_dcl.synthetic.patients import NATURAL, draw_patient
 from tests.support import unlike
-from tests.support.published import publish
-from tests.support.tiny_models import random_images
 
 SIZE_PX = 96
 
 
-def generated(patients: range) -> tuple[list[npt.NDArray[np.uint8]], list[str]]:
-    images, names = [], []
-    for number in patients:
-        patient = draw_patient(NATURAL, number, 11)
-        pixels = next(patient.items()).draw(SIZE_PX).pixels
-        grey = Image.fromarray(np.rint(pixels / pixels.max() * 255).astype(np.uint8))
-        images.append(np.asarray(grey.resize((SIZE_PX, SIZE_PX))))
-        names.append(patient.subject_id)
-    return images, names
+def resized(grey: np.ndarray) -> np.ndarray:
+    return np.asarray(Image.fromarray(grey).resize((SIZE_PX, SIZE_PX)))
 
 
 @pytest.fixture(scope="module")
-def images() -> tuple[list[npt.NDArray[np.uint8]], list[str]]:
-    return generated(range(120))
+def images() -> list[np.ndarray]:
+    """One image of each of 120 generated patients."""
+    patients = (draw_patient(NATURAL, number, 11) for number in range(120))
+    drawn = [next(patient.items()).draw(SIZE_PX).pixels for patient in patients]
+    return [resized(np.rint(pixels / pixels.max() * 255).astype(np.uint8)) for pixels in drawn]
+
+
+def fitted(images: Sequence[np.ndarray], **settings: float) -> InputRange:
+    """Fit to images of a patient each."""
+    return fit_input_range(list(images), [f"p{row:03d}" for row in range(len(images))], **settings)
 
 
 @pytest.fixture(scope="module")
-def known(images: tuple[list[npt.NDArray[np.uint8]], list[str]]) -> InputRange:
-    return fit_input_range(*images)
+def known(images: list[np.ndarray]) -> InputRange:
+    return fitted(images)
+
+
+def noise(count: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (count, 64, 64), dtype=np.uint8)
 
 
 def test_held_out_images_are_flagged_at_about_the_stated_rate_and_other_pictures_nearly_always(
     images, known
 ):
-    fitted = fit_input_range(images[0][:70], images[1][:70], rate=0.1)
-    assert fitted.rate == 0.1
-    flagged = [is_out_of_range(image, fitted) for image in images[0][70:]]
+    most = fitted(images[:70], rate=0.1)
+    assert most.rate == 0.1
+    flagged = [is_out_of_range(image, most) for image in images[70:]]
     assert len(flagged) == 50
     assert 0.01 <= np.mean(flagged) <= 0.25  # sd 0.04
-    for name in ("china.jpg", "flower.jpg"):
-        photograph = Image.fromarray(load_sample_image(name)).convert("L")
-        assert is_out_of_range(np.asarray(photograph.resize((SIZE_PX, SIZE_PX))), known)
-    noise = np.random.default_rng(0).integers(0, 256, (SIZE_PX, SIZE_PX), dtype=np.uint8)
-    assert is_out_of_range(noise, known)
-    assert is_out_of_range(np.full((SIZE_PX, SIZE_PX), 128, dtype=np.uint8), known)
-    turned = [is_out_of_range(np.rot90(image).copy(), known) for image in images[0][:20]]
+    photographs = [load_sample_image(name) for name in ("china.jpg", "flower.jpg")]
+    others = [np.asarray(Image.fromarray(photograph).convert("L")) for photograph in photographs]
+    others += [noise(1, 0)[0], np.full((SIZE_PX, SIZE_PX), 128, dtype=np.uint8)]
+    assert all(is_out_of_range(resized(other), known) for other in others)
+    turned = [is_out_of_range(np.rot90(image).copy(), known) for image in images[:20]]
     assert np.mean(turned) > 0.9
 
 
-@pytest.mark.parametrize("kind", unlike.KINDS)
-def test_slices_and_screenshots_are_flagged(kind, known):
-    for seed in range(5):
-        other = Image.fromarray(unlike.KINDS[kind](seed)).resize((SIZE_PX, SIZE_PX))
-        assert is_out_of_range(np.asarray(other), known)
+@pytest.mark.parametrize("draw", [unlike.ct_slice, unlike.screenshot])
+def test_slices_and_screenshots_are_flagged(draw, known):
+    assert all(is_out_of_range(resized(draw(seed)), known) for seed in range(5))
 
 
 def test_the_threshold_is_the_quantile_of_images_that_were_not_fitted_to() -> None:
-    rng = np.random.default_rng(1)
-    images = [rng.integers(0, 256, (64, 64), dtype=np.uint8) for _ in range(40)]
-    names = [f"p{number:02d}" for number in range(40)]
-    known = fit_input_range(images, names, rate=0.25)
+    images = noise(40, 1)
     features, folds = np.stack([describe_pixels(image) for image in images]), np.arange(40) % 5
     held_back = [
         LedoitWolf().fit(features[folds != fold]).mahalanobis(features[folds == fold])
         for fold in range(5)
     ]
-    assert known.threshold == sorted(np.concatenate(held_back))[30]  # the 31st: ceil(41 x 0.75)
-    assert fit_input_range(images, names).rate == pytest.approx(1 / 41)
+    # the 31st: ceil(41 x 0.75)
+    assert fitted(images, rate=0.25).threshold == sorted(np.concatenate(held_back))[30]
+    assert fitted(images).rate == pytest.approx(1 / 41)
 
 
 def test_features_of_a_ramp_are_edges_of_one_direction_everywhere() -> None:
@@ -99,23 +96,9 @@ def test_features_of_a_ramp_are_edges_of_one_direction_everywhere() -> None:
 
 def test_a_range_is_read_as_it_was_written_and_damage_is_named(tmp_path: Path) -> None:
     assert read_input_range(tmp_path) is None
-    rng = np.random.default_rng(2)
-    images = [rng.integers(0, 256, (64, 64), dtype=np.uint8) for _ in range(6)]
-    known = fit_input_range(images, list("abcdef"))
+    known = fitted(noise(6, 2))
     write_input_range(tmp_path, known)
     assert read_input_range(tmp_path) == known
     (tmp_path / INPUT_RANGE_FILE).write_text('{"mean": [1]}')
     with pytest.raises(CheckpointError, match="rerun train"):
         read_input_range(tmp_path)
-
-
-def test_a_published_model_flags_what_its_range_leaves_out(tmp_path: Path) -> None:
-    images = random_images(60)
-    known = fit_input_range(list(images), [str(number) for number in range(60)])
-    publish(tmp_path / "model", known=known)
-    model = load(tmp_path / "model", "cpu")
-    flat = np.zeros_like(images[0])
-    assert model.is_out_of_range(flat)
-    assert sum(model.is_out_of_range(image) for image in random_images(40, seed=9)) <= 8
-    publish(tmp_path / "older")
-    assert not load(tmp_path / "older", "cpu").is_out_of_range(flat)

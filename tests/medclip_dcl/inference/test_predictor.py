@@ -73,15 +73,6 @@ def test_the_loaded_weights_are_the_published_ones_also_by_the_folder_of_a_run(p
     assert load(str(predictor.folder.parent), "cpu").digest == predictor.digest
 
 
-def test_an_image_s_vectors_do_not_depend_on_its_batch(predictor):
-    images = random_images(5)
-    together = predictor.embed_images(images)
-    alone = torch.cat([predictor.embed_images(image[None]) for image in images])
-    assert together.shape == (5, 4, 4, 16)
-    assert torch.allclose(together, alone, atol=1e-5)
-    assert torch.allclose(together.norm(dim=-1), torch.ones(5, 4, 4), atol=1e-5)
-
-
 def test_sentences_keep_their_order_whatever_their_length(predictor):
     texts = [*SENTENCES, *SENTENCES[::-1]]
     texts += ["pleural " * (number % 9 + 1) + str(number) for number in range(150)]  # two passes
@@ -146,6 +137,10 @@ def test_classify_compares_the_two_prompts_and_without_offsets_decides_at_zero(p
         assert answer.score == pytest.approx(1 / (1 + np.exp(-gamma_squared * answer.margin)))
         assert (answer.offset, answer.threshold) == (None, 0.5)
         assert answer.decision is (answer.margin > 0)
+
+
+def test_a_model_that_was_published_without_a_range_flags_nothing(predictor):
+    assert not predictor.is_out_of_range(np.zeros((64, 64), dtype=np.uint8))
 
 
 def test_the_package_keeps_the_levels_of_its_prompts_and_what_they_were_fitted_to(levelled):
