@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from itertools import count, islice
@@ -215,11 +216,9 @@ def _write_images(value: Any, folder: Path, place: Path, root: Path) -> Any:
             _write_images(item, folder, place.with_name(f"{place.name}-{k}"), root)
             for k, item in enumerate(value)
         ]
-    data, path = value, None
-    if isinstance(value, dict):
-        data, path = value.get("bytes"), value.get("path")
-    elif isinstance(value, str):
-        data, path = None, value
+    if not isinstance(value, dict):
+        value = {"path" if isinstance(value, str) else "bytes": value}
+    data, path = value.get("bytes"), value.get("path")
     if data is None and path:
         data = _file_bytes(path, root)
     if data is None:
@@ -235,12 +234,11 @@ def _write_images(value: Any, folder: Path, place: Path, root: Path) -> Any:
 
 def _file_bytes(path: str, root: Path) -> bytes | None:
     base = root.resolve()
-    try:
+    with suppress(StudyError, ValueError, OSError):
         relative = Path(path).relative_to(base) if Path(path).is_absolute() else Path(path)
         file = path_under(base, relative.as_posix())
         return file.read_bytes() if file.stat().st_size <= _LARGEST else None
-    except (StudyError, ValueError, OSError):
-        return None
+    return None
 
 
 def _download(root: Path, settings: SourceConfig) -> None:
@@ -282,30 +280,27 @@ def _download(root: Path, settings: SourceConfig) -> None:
                 raise cause from None
         status = getattr(getattr(cause, "response", None), "status_code", 0)
         if isinstance(cause, errors.GatedRepoError) or status in {401, 403}:
-            raise HubError(
-                f"the hub refused with status {status}: accept the agreement of {name} "
-                "with your account, put that account's token into HF_TOKEN, then run again"
-            ) from error
-        if isinstance(cause, errors.RevisionNotFoundError | errors.RepositoryNotFoundError):
-            raise HubError(f"the hub has no dataset {name}; correct source.name") from error
-        raise HubError(
-            f"the hub cannot be reached, and {name} is not whole "
-            "in source.root; run again with a network, or without HF_HUB_OFFLINE"
-        ) from error
+            fault = (
+                f"the hub refused with status {status}: accept the agreement of {name} with your "
+                "account, put that account's token into HF_TOKEN, then run again"
+            )
+        elif isinstance(cause, errors.RevisionNotFoundError | errors.RepositoryNotFoundError):
+            fault = f"the hub has no dataset {name}; correct source.name"
+        else:
+            fault = (
+                f"the hub cannot be reached, and {name} is not whole in source.root; run again "
+                "with a network, or without HF_HUB_OFFLINE"
+            )
+        raise HubError(fault) from error
     write_text(note, wanted)
 
 
 def _front_matter(root: Path) -> dict[str, Any]:
     # The metadata of the dataset's card; none where it has none, or is not YAML.
     path = root / "README.md"
-    if not path.is_file():
-        return {}
-    try:
-        card = import_module("huggingface_hub").DatasetCard(path.read_text(encoding="utf-8"))
-    except Exception:  # noqa: BLE001 (whatever YAML raises)
-        return {}
-    metadata: dict[str, Any] = card.data.to_dict()
-    return metadata
+    with suppress(Exception):  # whatever YAML raises
+        return dict(import_module("huggingface_hub").metadata_load(path) or {})
+    return {}
 
 
 def _read_card(root: Path, settings: SourceConfig) -> dict[str, str]:
