@@ -214,13 +214,12 @@ def map_array(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
                 start, size = stream.tell(), os.fstat(stream.fileno()).st_size
             # Copy on write: torch warns of a read-only array, and nothing may reach the file.
             data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
-        if is_transposed or size - start != math.prod(shape) * stored.itemsize:
-            raise ValueError("the file is not as long as its header says")
+        is_whole = size - start == math.prod(shape) * stored.itemsize
+        if is_transposed or not is_whole or stored != np.dtype(dtype):
+            raise ValueError("the file is not what its header, or its reader, says")
     except (OSError, ValueError, RuntimeError) as error:
-        raise ArtifactCorrupt(f"array {path} cannot be read; rerun the job that made it") from error
-    if stored != np.dtype(dtype):
         raise ArtifactCorrupt(
-            f"array {path} is not of type {np.dtype(dtype)}; rerun the job that made it"
-        )
+            f"array {path} of {np.dtype(dtype)} cannot be read; rerun the job that made it"
+        ) from error
     array: npt.NDArray[Any] = data[start:].view(stored).reshape(shape)
     return array

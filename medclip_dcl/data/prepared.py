@@ -34,7 +34,7 @@ from medclip_dcl.core.errors import (
     StudyError,
 )
 from medclip_dcl.core.progress import Progress, available_cores
-from medclip_dcl.core.tables import Column, read_table, write_table
+from medclip_dcl.core.tables import Column, damage_named, read_table, write_table
 from medclip_dcl.data import manifest
 from medclip_dcl.data.limits import ImagesConfig
 
@@ -188,14 +188,9 @@ class PreparedImages:
 
 
 def _open_shard(path: Path) -> pa.RecordBatch:
-    try:
-        with files.denials_named(path):
-            # A shard is one batch, which is mapped and not read.
-            batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
-    except (OSError, pa.ArrowException) as error:
-        raise ArtifactCorrupt(
-            f"shard {path} is missing or damaged; rerun {ARTIFACT.job}"
-        ) from error
+    with damage_named(path):
+        # A shard is one batch, which is mapped and not read.
+        batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
     if batch.schema.remove_metadata() != _SCHEMA:
         raise ArtifactCorrupt(f"shard {path} has other columns than it must; rerun {ARTIFACT.job}")
     return batch
