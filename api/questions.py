@@ -51,7 +51,7 @@ from .uploads import (
 
 router = APIRouter(tags=["questions"], dependencies=[Depends(whole_form)])
 
-Images = Annotated[list[UploadFile], File(description=f"{KINDS}; several times")]
+_FILES = File(description=f"{KINDS}; several times")
 
 _What = Literal["global", "regions"]
 _Encoding = Literal["json", "base64"]
@@ -83,7 +83,7 @@ class _Question:
 async def classify(
     request: Request,
     serving: CurrentState,
-    image: Images,
+    image: Annotated[list[UploadFile], _FILES],
     findings: Annotated[
         str, Form(description="what to look for, as JSON; empty: the model's own findings")
     ] = "",
@@ -115,7 +115,7 @@ async def ground(
     request: Request,
     serving: CurrentState,
     phrase: Annotated[list[str], Form(description="a sentence; may be given several times")],
-    image: Images,
+    image: Annotated[list[UploadFile], _FILES],
     threshold: Annotated[
         float | None,
         Form(ge=-1, le=1, allow_inf_nan=False, description="score from which boxes are traced"),
@@ -149,7 +149,7 @@ async def ground(
 async def embed(
     request: Request,
     serving: CurrentState,
-    image: Annotated[list[UploadFile] | None, Images.__metadata__[0]] = None,
+    image: Annotated[list[UploadFile] | None, _FILES] = None,
     text: Annotated[
         list[str] | None, Form(description="a sentence, instead of images; several times")
     ] = None,

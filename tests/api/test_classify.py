@@ -1,6 +1,7 @@
 """POST /classify and /ground: several images in a request, heads, and what /metrics counts."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import numpy as np
@@ -29,35 +30,33 @@ def files(images: list[bytes]) -> list[tuple[str, tuple[str, bytes]]]:
     return [("image", ("a", data)) for data in images]
 
 
-def test_several_images_are_answered_in_order_and_a_bad_one_in_its_place(http):
-    alone = [http.post("/classify", files=files([data])).json() for data in IMAGES]
-    answer = http.post("/v1/classify", files=files([*IMAGES[:2], BAD, IMAGES[2]]))
+GROUND = {"phrase": ["left effusion", "heart"], "threshold": "0.1"}
+
+
+def numbers_of(answer: dict[str, Any]) -> np.ndarray:
+    """Margins of findings, or grids of phrases."""
+    found = answer.get("findings") or answer["phrases"]
+    return np.asarray([item.get("margin", item.get("grid")) for item in found])
+
+
+@pytest.mark.parametrize(("route", "asked"), [("/v1/classify", {}), ("/ground", GROUND)])
+def test_several_images_are_answered_in_order_and_a_bad_one_in_its_place(http, route, asked):
+    alone = [http.post(route, files=files([data]), data=asked).json() for data in IMAGES]
+    answer = http.post(route, files=files([*IMAGES[:2], BAD, IMAGES[2]]), data=asked)
     assert (answer.status_code, "PHISENTINEL" in answer.text) == (200, False)
     found = answer.json()["answers"]
     refusal = {"code": "unknown_format", "message": REASONS["unknown_format"]}
     assert found.pop(2) == refusal
     for one, same in zip(found, alone, strict=True):
-        margins, expected = ([item["margin"] for item in each["findings"]] for each in (one, same))
-        assert margins == pytest.approx(expected, abs=1e-5)
+        assert numbers_of(one) == pytest.approx(numbers_of(same), abs=2e-5)
         assert one["image"] == same["image"]
-    margins = [item["findings"][0]["margin"] for item in found]
-    assert len(set(margins)) == 3
-    single = http.post("/classify", files=files([BAD]))
-    assert (single.status_code, single.json()["code"]) == (415, "unknown_format")
-    more = http.post("/classify", files=files([BAD] * (MAX_IMAGES + 1)))
-    assert (more.status_code, more.json()["code"]) == (400, "malformed_body")
-
-
-def test_phrases_are_found_on_several_images_as_on_each(http: httpx.Client) -> None:
-    asked = {"phrase": ["left effusion", "heart"], "threshold": "0.1"}
-    alone = [http.post("/ground", files=files([data]), data=asked).json() for data in IMAGES]
-    found = http.post("/ground", files=files([BAD, *IMAGES]), data=asked).json()["answers"]
-    assert found.pop(0)["code"] == "unknown_format"
-    for one, same in zip(found, alone, strict=True):
-        grids, expected = ([item["grid"] for item in each["phrases"]] for each in (one, same))
-        assert np.asarray(grids) == pytest.approx(np.asarray(expected), abs=2e-5)
         assert "out_of_range" not in one["image"]["flags"]
-    beyond = http.post("/ground", files=files([BEYOND]), data=asked).json()
+    assert len({numbers_of(one).flat[0] for one in found}) == 3
+    single = http.post(route, files=files([BAD]), data=asked)
+    assert (single.status_code, single.json()["code"]) == (415, "unknown_format")
+    more = http.post(route, files=files([BAD] * (MAX_IMAGES + 1)), data=asked)
+    assert (more.status_code, more.json()["code"]) == (400, "malformed_body")
+    beyond = http.post(route, files=files([BEYOND]), data=asked).json()
     assert "out_of_range" in beyond["image"]["flags"]
 
 

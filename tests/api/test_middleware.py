@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -54,17 +55,13 @@ def app_with(auth: Auth = OPEN, metrics: Metrics | None = None, **settings: Any)
 
     @app.post("/wait")
     async def wait(request: Request) -> int:
-        size = len(await request.body())
+        await request.body()
         await asyncio.sleep(0.2)
-        return size
+        return 0
 
-    @app.get("/vast")
-    async def vast() -> Response:
-        return Response(bytes(2 << 20))
-
-    @app.get("/large")
-    async def large() -> Response:
-        return Response(bytes(SIZE))
+    @app.get("/bytes/{size}")
+    async def some(size: int) -> Response:
+        return Response(bytes(size))
 
     @app.post("/form")
     async def form(request: Request) -> int:
@@ -82,7 +79,8 @@ def app_with(auth: Auth = OPEN, metrics: Metrics | None = None, **settings: Any)
     return app
 
 
-SIZE = 4 * PIECE + 1  # of a large answer
+SIZE = 4 * PIECE + 1
+LARGE = f"/bytes/{SIZE}"
 Piece = bytes | float
 
 
@@ -244,10 +242,10 @@ def test_a_body_that_stalls_makes_room_for_others(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_answer_leaves_in_pieces_and_takes_room_until_it_is_read() -> None:
-    sent = exchange(app_with(), [], "/large", "GET")
+    sent = exchange(app_with(), [], LARGE, "GET")
     assert [len(message["body"]) for message in sent[1:]] == [PIECE] * 4 + [1]
     assert [message["more_body"] for message in sent[1:]] == [True] * 4 + [False]
-    status, body = together(converse(app_with(max_bodies_mb=1), [], "/vast", "GET"))[0]
+    status, body = together(converse(app_with(max_bodies_mb=1), [], f"/bytes/{2 << 20}", "GET"))[0]
     assert (status, b"overloaded" in body) == (503, True)
 
 
@@ -255,7 +253,7 @@ def test_a_reader_that_stops_is_cut_and_one_that_goes_on_is_not(monkeypatch, cap
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(middleware, "PIECE_S", 0.3)
     app = app_with()
-    found = together(*(converse(app, [], "/large", "GET", read_s=pause) for pause in (0.1, 2.0)))
+    found = together(*(converse(app, [], LARGE, "GET", read_s=pause) for pause in (0.1, 2.0)))
     assert [len(body) for _, body in found] == [SIZE, PIECE]
     codes = [vars(record)["facts"].get("code") for record in caplog.records]
     assert sorted(codes, key=str) == [None, "client_gone"]
@@ -265,7 +263,7 @@ def test_the_slowest_reader_makes_room_for_others(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(middleware, "_SAFE_S", 0.05)
     app, large = app_with(max_bodies_mb=1), bytes(900 << 10)
     found = together(
-        converse(app, [], "/large", "GET", read_s=5.0), converse(app, [0.3, large], "/count")
+        converse(app, [], LARGE, "GET", read_s=5.0), converse(app, [0.3, large], "/count")
     )
     assert [len(found[0][1]), found[1][0]] == [PIECE, 200]
 
@@ -364,8 +362,7 @@ class Caller:
 
 
 def test_one_piece_of_work_at_a_time_in_the_order_of_asking() -> None:
-    seen: list[int] = []
-    inside = threading.Semaphore(1)
+    seen, inside = [], threading.Semaphore(1)
 
     def work(number: int) -> int:
         assert inside.acquire(blocking=False)
@@ -381,30 +378,28 @@ def test_one_piece_of_work_at_a_time_in_the_order_of_asking() -> None:
         turns = WorkerSlots("model", 1, Metrics())
         with pytest.raises(ApiError, match="out_of_memory"):
             await turns.run(Caller(), exhaust)
-        asked = [turns.run(Caller(), lambda number=number: work(number)) for number in range(5)]
+        asked = [turns.run(Caller(), partial(work, number)) for number in range(5)]
         return await asyncio.gather(*asked)
 
-    assert asyncio.run(ask()) == [0, 1, 2, 3, 4]
-    assert seen == [0, 1, 2, 3, 4]
+    assert asyncio.run(ask()) == seen == [0, 1, 2, 3, 4]
 
 
 def test_work_whose_deadline_passed_or_whose_caller_left_never_begins() -> None:
-    begun: list[str] = []
-    go = threading.Event()
+    begun, go = [], threading.Event()
 
     async def ask() -> None:
         turns = WorkerSlots("model", 1, Metrics())
+
+        def run(name: str, caller: Caller) -> "asyncio.Future[None]":
+            return asyncio.ensure_future(turns.run(caller, lambda: begun.append(name)))
+
         long = asyncio.create_task(turns.run(Caller(), lambda: go.wait(10)))
         await asyncio.sleep(0.05)
-        with pytest.raises(ApiError) as late:
-            await turns.run(Caller(left_s=0.05), lambda: begun.append("late"))
-        assert late.value.code == "deadline"
-        with pytest.raises(ApiError) as gone:
-            await turns.run(Caller(gone=True), lambda: begun.append("gone"))
-        assert gone.value.code == "client_gone"
+        for caller, code in ((Caller(left_s=0.05), "deadline"), (Caller(gone=True), "client_gone")):
+            with pytest.raises(ApiError, match=code):
+                await run("refused", caller)
         leaving = Caller()
-        left = asyncio.create_task(turns.run(leaving, lambda: begun.append("left")))
-        after = asyncio.create_task(turns.run(Caller(), lambda: begun.append("after")))
+        left, after = run("left", leaving), run("after", Caller())
         await asyncio.sleep(0.02)
         leaving.left.set()
         with pytest.raises(ApiError):
@@ -412,13 +407,12 @@ def test_work_whose_deadline_passed_or_whose_caller_left_never_begins() -> None:
         assert begun == []  # who left has made no place
         go.set()
         await asyncio.gather(long, after)
-        assert begun.pop() == "after"
-        assert await turns.run(Caller(), lambda: "next") == "next"
+        await run("next", Caller())
         # Of who has left, a loop knows once it has looked at its sockets and then at their readers.
         loop, unseen = asyncio.get_running_loop(), Caller()
         loop.call_soon(loop.call_soon, unseen.left.set)
         with pytest.raises(ApiError, match="client_gone"):
-            await turns.run(unseen, lambda: begun.append("gone"))
+            await run("gone", unseen)
 
     asyncio.run(ask())
-    assert begun == []
+    assert begun == ["after", "next"]

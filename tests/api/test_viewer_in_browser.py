@@ -15,6 +15,7 @@ from tests.support.wire import KEY
 
 READY = """document.querySelectorAll('#findings button').length > 0
     && document.querySelectorAll('#cases li').length > 1"""
+PICTURE = "document.querySelector('#image').toDataURL()"
 NAMED = "[...document.querySelectorAll('#cases li')].map((item) => item.textContent).join()"
 
 
@@ -134,13 +135,13 @@ def test_a_finding_says_what_it_means_and_where(shown: Page) -> None:
     said = shown.until("document.querySelector('#meaning b') && meaning.textContent")
     assert "against" in said
     assert "No probability" in said
-    plain = shown.js("document.querySelector('#image').toDataURL()")
+    plain = shown.js(PICTURE)
     shown.click("#findings button")
     assert shown.js("document.querySelector('#findings button').ariaPressed") == "true"
-    with_heat = shown.js("document.querySelector('#image').toDataURL()")
+    with_heat = shown.js(PICTURE)
     assert with_heat != plain
     shown.js("opacity.value = 0; opacity.dispatchEvent(new Event('input'))")
-    assert shown.js("document.querySelector('#image').toDataURL()") == plain
+    assert shown.js(PICTURE) == plain
     shown.hover(5, 5)
     assert shown.until("!document.querySelector('#meaning b') && meaning.textContent") == hint
 
@@ -198,12 +199,12 @@ def test_an_image_out_of_range_has_a_banner_and_grey_bars(page, doubtful, image,
 def test_a_phrase_is_shown_where_it_is_answered(shown: Page) -> None:
     shown.key("/")
     assert shown.js("document.activeElement.id") == "phrase"
-    plain = shown.js("document.querySelector('#image').toDataURL()")
+    plain = shown.js(PICTURE)
     shown.type("left pleural effusion")
     shown.key("Enter")
     said = shown.until("peak.textContent")
     assert re.fullmatch(r"Best score -?\d\.\d{3} at x \d+, y \d+ px\.", said)
-    assert shown.js("document.querySelector('#image').toDataURL()") != plain
+    assert shown.js(PICTURE) != plain
 
 
 def test_a_box_is_asked_what_it_shows(shown: Page) -> None:
@@ -234,13 +235,13 @@ def test_a_similar_case_stands_beside_the_image_with_its_texts(shown: Page) -> N
 
 
 def test_a_refused_file_is_named_and_the_image_stays(shown: Page, tmp_path: Path) -> None:
-    before = shown.js("document.querySelector('#image').toDataURL()")
+    before = shown.js(PICTURE)
     bad = tmp_path / "JaneDoe.png"
     bad.write_bytes(png()[:60])
     shown.choose_file("#file", bad)
     said = shown.until("document.querySelector('#status.shown')?.textContent")
     assert "corrupt" in said
-    assert shown.js("document.querySelector('#image').toDataURL()") == before
+    assert shown.js(PICTURE) == before
 
 
 @pytest.mark.parametrize(
