@@ -88,7 +88,9 @@ class TrainStep:
         norm = self._accelerator.clip_grad_norm_(self._parameters, CLIP_NORM)
         broken, stop = self._agree(output.loss, norm, stop)
         if broken:
-            self._restore(buffers)
+            with torch.no_grad():
+                for buffer, old in zip(self._buffers, buffers, strict=True):
+                    buffer.copy_(old)
         if not broken or self._accelerator.scaler is not None:  # the scaler skips by itself
             self._stepper.step()
         self._stepper.zero_grad()
@@ -118,11 +120,6 @@ class TrainStep:
         flags = torch.stack([broken.float(), broken.new_tensor(stop).float()])
         either = self._accelerator.reduce(flags, reduction="sum")
         return bool(either[0] > 0), bool(either[1] > 0)
-
-    @torch.no_grad()
-    def _restore(self, buffers: list[Tensor]) -> None:
-        for buffer, old in zip(self._buffers, buffers, strict=True):
-            buffer.copy_(old)
 
 
 def _refuse_learning_norms(encoder: nn.Module, settings: TrainConfig) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from accelerate import Accelerator
-from jaxtyping import Float, Int8, UInt8
+from jaxtyping import Float, Int8
 
 from medclip_dcl.core.artifact import Artifact
 from medclip_dcl.core.errors import ConfigError
@@ -58,8 +58,9 @@ def validation_batch(studies: int, settings: TrainConfig) -> int:
 class ValidationMetrics:
     """Questions to a model in training; the same at each visit.
 
-    They are about images of the validation split: a study's first, drawn by study. `truth` is that
-    of the labels, `reported` what an image's own report says of a finding.
+    They are about images of the validation split: a study's first, drawn by study; `rows` are
+    theirs among the prepared ones. `truth` is that of the labels, `reported` what an image's own
+    report says of a finding.
 
     Raises:
         ConfigError: the best model is to be chosen by findings, and no finding has images
@@ -86,7 +87,7 @@ class ValidationMetrics:
         table = read_labels(manifest)
         labels = table.filter(pc.is_in(table["study_id"], pa.array(study_ids))).to_pylist()
         # 0 picks the first image of each study.
-        self._rows = corpus.image_rows[corpus.images.pick(studies, np.zeros(len(studies)))]
+        self.rows = corpus.image_rows[corpus.images.pick(studies, np.zeros(len(studies)))]
         self._prepared, self._input_px = prepared, config.model.image.input_px
         self._findings = findings
         self.truth = labelled_truth(findings, study_ids, labels)
@@ -101,17 +102,16 @@ class ValidationMetrics:
                 "train.validate_images"
             )
 
-    def images(self, start: int, stop: int) -> UInt8[np.ndarray, "images size size"]:
-        """Return some of the prepared images."""
-        return np.stack([self._prepared.pixels(row) for row in self._rows[start:stop]])
-
     def __call__(self, encoder: DualEncoder, device: torch.device) -> dict[str, float | None]:
         """Ask a model in eval mode: mean AUC of truth and of claims, None: one class."""
         ids, mask = self.prompts.padded(np.arange(len(prompt_texts(self._findings))))
         sentences = encoder.encode_sentences(ids.to(device), mask.to(device))
         scores = []
         for start in range(0, self.truth.shape[1], _IMAGES_PER_PASS):
-            pixels = to_input(self.images(start, start + _IMAGES_PER_PASS), self._input_px)
+            images = [
+                self._prepared.pixels(row) for row in self.rows[start : start + _IMAGES_PER_PASS]
+            ]
+            pixels = to_input(np.stack(images), self._input_px)
             scores.append(encoder.score(encoder.encode_images(pixels.to(device)), sentences))
         # Autocast gives half precision; areas are of float32, as those of `evaluate`.
         margin = margins(torch.cat(scores, dim=1).float().cpu(), self._findings).numpy()

@@ -32,6 +32,7 @@ LOADING = {
     "the client": "medclip_dcl.client",
 }
 """Figure -> the module whose import it counts."""
+QUESTIONS = (*LOADING.values(), FIRST_LOSS)
 _FILE = Path(__file__).with_name("budgets.yaml")
 
 
@@ -41,7 +42,7 @@ def figures() -> dict[str, int]:
     pages = tracked(".md")
     names = (name_of(path) for path in files() if not name_of(path).startswith("."))
     folders = {name.split("/")[0] for name in names if "/" in name}
-    answers = measured(*LOADING.values(), FIRST_LOSS)
+    answers = measured(*QUESTIONS)
     loads = {
         figure: [Path(file) for file in answers[module]["files"].values()]
         for figure, module in LOADING.items()

@@ -23,6 +23,7 @@ from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.supervision import read_supervision
 from tests.support.corpus import KINDS, made, read_tiny_corpus
+from tests.support.tiny_models import random_images
 
 
 def dataset_of(work: Path, mine: slice = slice(0, 8), seed: int | None = 0) -> ImageTextDataset:
@@ -98,10 +99,6 @@ def test_reading_ahead_goes_on_and_ends_with_its_reader_and_passes_errors_on():
     assert threading.active_count() == before
 
 
-def random_images(count: int = 4, size: int = 12) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (count, size, size), dtype=np.uint8)
-
-
 def test_jitter_is_brightness_then_contrast_and_of_ones_the_input_of_the_service():
     crop = torch.tensor([[[[100, 200]]]], dtype=torch.uint8)
     seen = jitter(crop, torch.tensor([1.1]), torch.tensor([0.8]))
@@ -112,7 +109,7 @@ def test_jitter_is_brightness_then_contrast_and_of_ones_the_input_of_the_service
     seen = jitter(crop, torch.tensor([1.5]), torch.tensor([1.5]))
     assert seen.min() == -2.0
     assert seen.max() == 2.0
-    given = random_images()
+    given = random_images(4, 12)
     ones = torch.ones(4)
     ours = jitter(torch.from_numpy(given).unsqueeze(1), ones, ones)
     torch.testing.assert_close(ours, to_input(given, 12), rtol=0, atol=1e-6)

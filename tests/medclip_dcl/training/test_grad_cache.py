@@ -132,7 +132,9 @@ def test_batch_norms_that_learn_are_refused_by_name() -> None:
         objective = ContrastiveObjective(ObjectiveConfig(), 0)
         return TrainStep(Accelerator(cpu=True), tiny_dual_encoder(), objective, loop, seed=0)
 
-    with pytest.raises(ConfigError, match=r"batch norms of the model \(image\..*freeze_batchnorm"):
+    others = sum(isinstance(item, nn.BatchNorm2d) for item in tiny_dual_encoder().modules()) - 1
+    named = rf"batch norms of the model \(image\..* and {others} more\).*freeze_batchnorm"
+    with pytest.raises(ConfigError, match=named):
         start()
     for allowed in ({"freeze_batchnorm": True}, {"frozen": ["image"]}, {"chunk": 0}):
         start(**allowed)

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,19 +20,9 @@ SETTINGS = PretrainConfig(steps=6)
 ON = {"device": torch.device("cpu"), "save_every_steps": 2, "workers": 0}
 
 
-class Pictures:
-    """Prepared images that are made up, by row."""
-
-    def __init__(self, count: int, size_px: int = 32) -> None:
-        self.size_px = size_px
-        rng = np.random.default_rng(0)
-        self._pixels = rng.integers(0, 256, (count, size_px, size_px), dtype=np.uint8)
-
-    def pixels(self, row: int) -> np.ndarray:
-        return self._pixels[row]
-
-
-IMAGES: Any = Pictures(12)
+PIXELS = np.random.default_rng(0).integers(0, 256, (12, 32, 32), dtype=np.uint8)
+IMAGES: Any = SimpleNamespace(size_px=32, pixels=PIXELS.__getitem__)
+"""Prepared images that are made up, by row."""
 
 
 def test_loss_is_that_of_all_pairs_by_hand() -> None:
@@ -71,18 +62,13 @@ def run(folder: Path, settings: PretrainConfig) -> dict[str, torch.Tensor]:
 def test_a_run_that_was_cut_ends_with_the_same_weights(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", SETTINGS)
 
-    class Cut(Exception):
-        pass
+    class Stopping(CheckpointStore):
+        def save(self, *arguments: Any, **more: Any) -> Path:
+            super().save(*arguments, **more)
+            raise KeyboardInterrupt
 
-    store = CheckpointStore(tmp_path / "cut", {"one": 1})
-    saved = store.save
-
-    def save_and_stop(*arguments: object, **more: object) -> Path:
-        saved(*arguments, **more)  # type: ignore[arg-type]
-        raise Cut
-
-    store.save = save_and_stop  # type: ignore[method-assign, assignment]
-    with store.locked(), pytest.raises(Cut):
+    store = Stopping(tmp_path / "cut", {"one": 1})
+    with store.locked(), pytest.raises(KeyboardInterrupt):
         pretraining.pretrain(SETTINGS, ENCODER, IMAGES, range(12), 5, store, **ON)
     resumed = run(tmp_path / "cut", SETTINGS)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)

@@ -7,15 +7,13 @@ from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
 
 STUDIES, BATCH = 50, 8
+IMAGE_OF, SENTENCE_OF = (np.repeat(np.arange(50), 1 + np.arange(50) % most) for most in (3, 4))
+"""Study of each image and sentence: study i has 1 + i % 3 images and 1 + i % 4 sentences."""
 
 
 def sampler(shuffle_reports: bool = False, seed: int = 3) -> ImageTextSampler:
-    """Study i has 1 + i % 3 images and 1 + i % 4 sentences."""
-    images = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 3)
-    sentences = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 4)
-    return ImageTextSampler(
-        RaggedIndex(images, STUDIES), RaggedIndex(sentences, STUDIES), BATCH, seed, shuffle_reports
-    )
+    images, sentences = RaggedIndex(IMAGE_OF, STUDIES), RaggedIndex(SENTENCE_OF, STUDIES)
+    return ImageTextSampler(images, sentences, BATCH, seed, shuffle_reports)
 
 
 def test_no_batch_holds_a_study_twice_nor_an_epoch():
@@ -42,13 +40,11 @@ def test_a_batch_is_a_function_of_seed_and_step_alone() -> None:
 
 
 def test_images_and_sentences_belong_to_their_study_and_are_drawn_independently():
-    image_of = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 3)
-    sentence_of = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 4)
     drawn = sampler()
     for step in range(20):
         rows = drawn.draw(step)
-        assert np.array_equal(image_of[rows.images], rows.studies)
-        assert np.array_equal(sentence_of[rows.sentences], rows.studies)
+        assert np.array_equal(IMAGE_OF[rows.images], rows.studies)
+        assert np.array_equal(SENTENCE_OF[rows.sentences], rows.studies)
         assert np.array_equal(rows.reports, rows.studies)
     two_each = RaggedIndex(np.repeat(np.arange(4), 2), 4)
     drawn = ImageTextSampler(two_each, two_each, 4, 0, False)
@@ -73,13 +69,12 @@ def test_a_number_below_one_picks_a_member_in_equal_parts_and_studies_must_suffi
 
 
 def test_the_shuffled_control_gives_every_image_one_and_the_same_foreign_report() -> None:
-    sentence_of = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 4)
     drawn = sampler(shuffle_reports=True)
     report_of: dict[int, int] = {}
     for step in range(60):
         rows = drawn.draw(step)
         assert (rows.studies != rows.reports).all()
-        assert np.array_equal(sentence_of[rows.sentences], rows.reports)
+        assert np.array_equal(SENTENCE_OF[rows.sentences], rows.reports)
         for study, report in zip(rows.studies.tolist(), rows.reports.tolist(), strict=True):
             assert report_of.setdefault(study, report) == report
     assert sorted(report_of.values()) == list(range(STUDIES))

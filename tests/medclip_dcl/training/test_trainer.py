@@ -31,18 +31,21 @@ TREE = {
 }
 
 
-def batch_with_a_bad_sample(step: int) -> ImageTextBatch:
-    """Every fifth step meets the one image whose pixels become infinite."""
-    batch = pair_batch(6, step=step)
-    if step % 5 == 2:
-        brightness = batch.brightness.clone()
-        brightness[3] = math.inf
-        batch = dataclasses.replace(batch, brightness=brightness)
-    return batch
-
-
 def good_batch(step: int) -> ImageTextBatch:
     return pair_batch(6, step=step)
+
+
+def lit_batch(step: int, pairs: int | None = None, value: float = math.nan) -> ImageTextBatch:
+    """The pairs of this or another step at one brightness; without a number, the loss is none."""
+    batch = pair_batch(6, step=step if pairs is None else pairs)
+    return dataclasses.replace(batch, step=step, brightness=torch.full((6,), value))
+
+
+def batch_with_a_bad_sample(step: int) -> ImageTextBatch:
+    """Every fifth step meets the one image whose pixels become infinite."""
+    batch = good_batch(step)
+    batch.brightness[3] = math.inf if step % 5 == 2 else 1.0
+    return batch
 
 
 def run(folder: Path, batch=good_batch, validation=(), lora=None, **settings: object) -> Trainer:
@@ -78,9 +81,7 @@ def test_steps_around_a_bad_one_are_what_they_would_be_without_it(tmp_path: Path
     """A step that is skipped leaves weights, moments and norm statistics alone."""
 
     def broken_third(step: int) -> ImageTextBatch:
-        batch = pair_batch(6, step=0 if step == 2 else step)
-        bad = torch.full_like(batch.brightness, math.nan)
-        return dataclasses.replace(batch, step=step, brightness=bad) if step == 2 else batch
+        return lit_batch(2, pairs=0) if step == 2 else good_batch(step)
 
     before = run(tmp_path / "two", steps=2, warmup_steps=2)
     after = run(tmp_path / "three", broken_third, steps=3, warmup_steps=2)
@@ -90,11 +91,8 @@ def test_steps_around_a_bad_one_are_what_they_would_be_without_it(tmp_path: Path
 
 
 def test_bad_samples_alone_stop_a_run_with_their_ids(tmp_path: Path) -> None:
-    def broken(step: int) -> ImageTextBatch:
-        return dataclasses.replace(pair_batch(6, step=step), brightness=torch.full((6,), math.nan))
-
     with pytest.raises(TrainingError, match=r"10 steps in a row up to step 10 .* s0, s1"):
-        run(tmp_path, broken, save_every_steps=30)
+        run(tmp_path, lit_batch, save_every_steps=30)
     assert not list(tmp_path.glob("step-*"))
 
 
@@ -163,8 +161,7 @@ def test_the_log_has_the_norm_of_each_gradient_and_the_share_that_was_clipped(tm
     """One batch is learned until its gradient is short; every fifth step has none: not clipped."""
 
     def same_batch(step: int) -> ImageTextBatch:
-        bad = batch_with_a_bad_sample(step).brightness
-        return dataclasses.replace(pair_batch(6), step=step, brightness=bad)
+        return lit_batch(step, pairs=0, value=math.inf if step % 5 == 2 else 1.0)
 
     run(tmp_path, same_batch, learning_rate=1e-2)
     clipped = 0

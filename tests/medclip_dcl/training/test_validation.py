@@ -72,7 +72,9 @@ def test_the_figures_are_those_of_the_scores(work: Path) -> None:
     truth[1] = -1
     validation_metrics.truth = truth
     found = validation_metrics(ENCODER, torch.device("cpu"))
-    regions = ENCODER.encode_images(to_input(validation_metrics.images(0, 8), 32))
+    prepared_images = PreparedImages(made(work, prepared.ARTIFACT))
+    pixels = np.stack([prepared_images.pixels(row) for row in validation_metrics.rows])
+    regions = ENCODER.encode_images(to_input(pixels, 32))
     ids, mask = validation_metrics.prompts.padded(np.arange(2))
     yes, no = ENCODER.score(regions, ENCODER.encode_sentences(ids, mask))
     margin = (yes - no).numpy()
