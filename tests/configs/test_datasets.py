@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from medclip_dcl.core.artifact import open_artifact
-from medclip_dcl.core.tables import TableFormat, read_table
+from medclip_dcl.core.tables import TableFormat
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.evaluation import results
 from pipelines.__main__ import main
 from pipelines.config import load_config
+from tests.support import jobs
+from tests.support.jobs import made
+from tests.support.processes import options
 from tests.support.public_sets import SETS
 from tests.support.published import publish
 
@@ -48,10 +50,9 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 monkeypatch.setattr(sys, "argv", ["public_sets", name, str(folder / "data")])
                 runpy.run_path(str(ROOT / "examples/public_sets.py"), run_name="__main__")
             found[config] = folder / "work"
-            arguments = ["--config", str(ROOT / f"configs/{config}.yaml")]
             settings = (f"work={folder / 'work'}", "images.size_px=32", "workers=1")
-            arguments += [word for setting in settings for word in ("--set", setting)]
-            arguments += ["--set", "source.max_reject_share=1"]
+            arguments = ["--config", str(ROOT / f"configs/{config}.yaml")]
+            arguments += options([*settings, "source.max_reject_share=1"])
             assert main(["build_manifest", *arguments]) == 0
             if config in {"train/rexgradient", "evaluate/vindr_cxr"}:
                 assert main(["prepare_images", *arguments]) == 0
@@ -59,12 +60,12 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def rows(work: Path, form: TableFormat) -> list[dict[str, Any]]:
-    return read_table(manifest.ARTIFACT.at(work), form).to_pylist()
+    return jobs.rows(work, manifest.ARTIFACT, form)
 
 
 @pytest.mark.parametrize("config", EXPECTED)
 def test_every_study_of_a_set_is_found(works: dict[str, Path], config: str) -> None:
-    summary = open_artifact(manifest.ARTIFACT.at(works[config]), manifest.ARTIFACT).summary
+    summary = made(works[config], manifest.ARTIFACT).summary
     assert {name: summary[name] for name in EXPECTED[config]} == EXPECTED[config]
 
 
@@ -74,8 +75,8 @@ def test_rexgradient_s_lists_are_images_of_one_study(works: dict[str, Path]) -> 
     assert splits == {"1.a": "train", "1.b": "train", "1.c": "validate", "1.d": "test"}
     rejects = [row["reason"] for row in rows(work, manifest.REJECTS)]
     assert rejects == ["lateral"]
-    images = open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT)
-    assert (images.summary["images"], images.summary["rejected"]) == (4, 0)
+    images = made(work, prepared.ARTIFACT).summary
+    assert (images["images"], images["rejected"]) == (4, 0)
 
 
 def test_chexpert_plus_joins_labels_and_the_images_of_a_report(works: dict[str, Path]) -> None:
@@ -98,8 +99,7 @@ def test_padchest_lists_every_finding(works: dict[str, Path]) -> None:
 
 def test_padchest_gr_keeps_negative_sentences_and_patients(works: dict[str, Path]) -> None:
     work = works["evaluate/padchest_gr"]
-    found = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT)
-    assert found.summary["phrases_without_box"] == 3
+    assert made(work, manifest.ARTIFACT).summary["phrases_without_box"] == 3
     boxes = rows(work, manifest.BOXES)
     assert {row["phrase"] for row in boxes} == {"Opacity 0 is seen.", "Opacity 1 is seen."}
     assert boxes[0]["width"] / boxes[0]["image_width"] == pytest.approx(0.3)
@@ -133,8 +133,7 @@ def test_boxes_are_scaled_by_the_size_that_they_mean(works: dict[str, Path]) -> 
 def test_labels_have_a_set_s_own_names(works, config, expected):
     """Images with a finding, and without; one that no row lists is not labelled."""
     work = works[f"evaluate/{config}"]
-    listed = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT)
-    labels = manifest.read_labels(listed)
+    labels = manifest.read_labels(made(work, manifest.ARTIFACT))
     codes = {name: labels[name].to_pylist() for name in expected}
     assert {n: (codes[n].count(1), codes[n].count(0)) for n in codes} == expected
     source = load_config(ROOT / f"configs/evaluate/{config}.yaml").source
@@ -146,9 +145,9 @@ def test_a_model_is_asked_for_the_findings_of_a_set(works, tmp_path, monkeypatch
     monkeypatch.setenv("MODEL", str(publish(tmp_path / "model").path))
     monkeypatch.setenv("TBX11K", str(work.parent / "data"))
     settings = (f"work={work}", "workers=1", "evaluate.bootstrap=0")
-    words = [word for setting in settings for word in ("--set", setting)]
-    assert main(["evaluate", "--config", str(ROOT / "configs/evaluate/tbx11k.yaml"), *words]) == 0
-    tree = results.read_figures(open_artifact(results.ARTIFACT.at(work), results.ARTIFACT))
+    words = ["--config", str(ROOT / "configs/evaluate/tbx11k.yaml"), *options(settings)]
+    assert main(["evaluate", *words]) == 0
+    tree = results.read_figures(made(work, results.ARTIFACT))
     assert (tree["truth"], tree["contaminated"]) == ("labels", 0)
     asked = tree["questions"]["zero_shot"]["groups"]
     assert set(asked) == {"Tuberculosis", "Active tuberculosis", "Latent tuberculosis", "Healthy"}
@@ -161,12 +160,10 @@ def test_sets_for_evaluation_train_nobody(works: dict[str, Path]) -> None:
         assert {row["split"] for row in rows(works[config], manifest.IMAGES)} == {"test"}
 
 
-@pytest.mark.parametrize("columns", ['{"path": "image", "report": "text"}', '{"report": "text"}'])
+@pytest.mark.parametrize("columns", [{"path": "image", "report": "text"}, {"report": "text"}])
 def test_a_copy_of_mimic_without_patients_is_refused(tmp_path, capsys, columns):
     (tmp_path / "train.csv").write_text("image,text\n0.png,No effusion.\n")
-    config = tmp_path / "config.yaml"
-    config.write_text(f"work: {tmp_path}/work\nsource: {{kind: table, root: {tmp_path}, ")
-    with config.open("a") as stream:
-        stream.write(f"table: train.csv, columns: {columns}}}\n")
-    assert main(["build_manifest", "--config", str(config)]) == 2
+    source = {"kind": "table", "root": str(tmp_path), "table": "train.csv", "columns": columns}
+    jobs.config_for(tmp_path / "work", source=source)
+    jobs.run("build_manifest", tmp_path / "work", code=2)
     assert "subject_id" in capsys.readouterr().err

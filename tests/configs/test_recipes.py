@@ -7,7 +7,6 @@ import pytest
 
 from api.auth import is_loopback
 from api.settings import read_service_settings
-from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.inference.prompts import read_prompts
 from medclip_dcl.text import sentences
@@ -17,7 +16,9 @@ from pipelines.__main__ import main
 from pipelines.config import load_config
 from pipelines.plan import _image_start
 from pipelines.stages import stages_of
+from tests.support.jobs import made
 from tests.support.open_i import write_projections, write_xml_form
+from tests.support.processes import options
 
 ROOT = Path(__file__).parents[2]
 OTHER = {"serve.yaml"}
@@ -89,23 +90,12 @@ def test_the_recipe_of_open_i_reads_what_is_published(tmp_path, monkeypatch):
     write_xml_form(tmp_path / "open_i")
     write_projections(tmp_path / "open_i")
     monkeypatch.setenv("OPEN_I", str(tmp_path / "open_i"))
-    assert_first_jobs("open_i", tmp_path / "work", expected=1)
-
-
-def assert_first_jobs(config_file: str, work: Path, expected: int) -> None:
-    """Manifest and sentences of a config, made by its own jobs."""
-    arguments = [
-        "--config",
-        str(ROOT / f"configs/train/{config_file}.yaml"),
-        "--set",
-        f"work={work}",
-    ]
-    arguments += ["--set", "source.max_reject_share=1"]
-    assert main(["build_manifest", *arguments]) == 0
-    assert main(["split_sentences", *arguments]) == 0
-    images = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT)
-    assert images.summary["images"] == expected
-    assert open_artifact(sentences.ARTIFACT.at(work), sentences.ARTIFACT).summary["sentences"] > 0
+    settings = (f"work={tmp_path / 'work'}", "source.max_reject_share=1")
+    words = ["--config", str(ROOT / "configs/train/open_i.yaml"), *options(settings)]
+    assert main(["build_manifest", *words]) == 0
+    assert main(["split_sentences", *words]) == 0
+    assert made(tmp_path / "work", manifest.ARTIFACT).summary["images"] == 1
+    assert made(tmp_path / "work", sentences.ARTIFACT).summary["sentences"] > 0
 
 
 PROMPTS = {path.stem: read_prompts(path) for path in (ROOT / "configs/prompts").glob("*.yaml")}

@@ -115,11 +115,13 @@ def test_rows_that_cannot_be_used_are_counted_and_allowed_for(tmp_path, monkeypa
     lines = table.read_text().splitlines()
     lines[1:3] = ["0.png,0,", "gone.png,1,The heart is large."]  # no text; no image
     table.write_text("\n".join(lines))
+    (tmp_path / "7.png").write_bytes(b"")
     shown, config = run_init(table, monkeypatch, capsys)
-    assert "58 of 60 can be used" in shown
-    assert "empty_report 1, missing_image 1, no_report 1" in shown
-    assert "2 of 60 rows cannot be used, which would end a run" in shown
-    assert config.source.max_reject_share == 0.04  # 2 / 60 is .033
+    assert "57 of 60 can be used" in shown
+    for reason in ("empty_image", "empty_report", "missing_image", "no_report"):
+        assert f"{reason} 1" in shown
+    assert "3 of 60 rows cannot be used, which would end a run" in shown
+    assert config.source.max_reject_share == 0.05
     assert (
         main(["build_manifest", "--config", "t.yaml", "--set", "source.max_reject_share=0.01"]) == 3
     )
@@ -197,16 +199,3 @@ def test_a_table_without_anything_to_use_is_refused_with_the_reason(rows, said, 
     table.write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert main(["init", str(table), "--out", str(tmp_path / "mine.yaml")]) != 0
     assert said in capsys.readouterr().err
-
-
-def test_images_of_no_byte_are_counted_as_left_out(tmp_path, capsys):
-    for at in range(30):
-        Image.new("L", (8, 8)).save(tmp_path / f"{at}.png")
-    (tmp_path / "7.png").write_bytes(b"")
-    rows = (f"p{at},{at}.png,The lungs are clear in view {at}." for at in range(30))
-    table = tmp_path / "mine.csv"
-    table.write_text("\n".join(["patient,path,report", *rows]) + "\n", encoding="utf-8")
-    assert main(["init", str(table), "--out", str(tmp_path / "mine.yaml")]) == 0
-    shown = capsys.readouterr().out
-    assert "29 of 30 can be used" in shown
-    assert "empty_image 1" in shown

@@ -18,9 +18,12 @@ from PIL import Image
 
 import medclip_dcl as medclip
 from medclip_dcl.core.errors import ConfigError, JobFailed, QueryError, StudyError
+from medclip_dcl.likelihood import scoring
+from medclip_dcl.text import sentences
 from pipelines.stages import DATA, STAGES
 from tests.house.tree import ROOT
 from tests.support import forkserver
+from tests.support.jobs import rows
 from tests.support.public_checkpoints import PROCESSORS, write_pair
 from tests.support.published import publish
 from tests.support.tiny_models import random_images
@@ -46,13 +49,13 @@ ON = {"train": SMALL["train"], "language_model.steps": 4, "workers": 1,
 def write_table(table: Path, first: int, count: int, *, has_reports: bool = True) -> None:
     (table.parent / "images").mkdir(exist_ok=True)
     with table.open("w", newline="", encoding="utf-8") as stream:
-        rows = csv.writer(stream)
-        rows.writerow(["patient", "file", *["report"] * has_reports, "effusion", "wide heart"])
+        lines = csv.writer(stream)
+        lines.writerow(["patient", "file", *["report"] * has_reports, "effusion", "wide heart"])
         for number, pixels in enumerate(random_images(count, 72, seed=first), first):
             Image.fromarray(pixels).save(table.parent / f"images/{number}.png")
             report = [f"{REPORTS[number % 3]} Study {number % 40}."] * has_reports
             truth = int(number % 3 == 1)
-            rows.writerow([f"p{number}", f"images/{number}.png", *report, truth, truth])
+            lines.writerow([f"p{number}", f"images/{number}.png", *report, truth, truth])
 
 
 class Forked:
@@ -184,14 +187,14 @@ def test_the_same_call_reuses_what_is_there_and_another_does_not_replace_it(name
 def test_rows_in_memory_train_on_from_a_model_and_a_callback_sees_steps(names):
     images = random_images(40, 72, seed=7)
     forms = [images[0], torch.from_numpy(images[1]), Image.fromarray(images[2])]
-    rows = [
+    studies = [
         {"image": image, "report": f"{REPORTS[number % 3]} {number}.", "patient": f"q{number}"}
         for number, image in enumerate([*forms, *images[3:]])
     ]
     events: list[Mapping[str, Any]] = []
     start, training, *rest = ROWS.splitlines()
     assert start.startswith("rows = [{")
-    names |= {"rows": rows, "ON": ON, "events": events}
+    names |= {"rows": studies, "ON": ON, "events": events}
     exec(with_settings(training, "ON, callback=events.append"), names)
     exec("\n".join(rest), names)
     steps = [event["step"] for event in events if "loss" in event and "step" in event]
@@ -209,14 +212,10 @@ def test_rows_in_memory_train_on_from_a_model_and_a_callback_sees_steps(names):
 
 
 def test_likelihoods_and_eta_are_those_of_the_stages(names: dict[str, Any]) -> None:
-    from medclip_dcl.core.artifact import open_artifact
-    from medclip_dcl.core.tables import read_table
-    from medclip_dcl.likelihood import scoring
-
     run = names["run"]
-    stored = read_table(open_artifact(run.folder / "likelihoods", scoring.ARTIFACT).path,
-                        scoring.LIKELIHOODS).to_pylist()[:3]  # fmt: skip
-    texts = {row["text_key"]: row["text"] for row in sentences_of(run.folder)}
+    stored = rows(run.folder, scoring.ARTIFACT, scoring.LIKELIHOODS)[:3]
+    said = rows(run.folder, sentences.ARTIFACT, sentences.SENTENCES)
+    texts = {row["text_key"]: row["text"] for row in said}
     pll = medclip.score_sentences([texts[row["text_key"]] for row in stored], run)
     assert pll.tolist() == pytest.approx([row["pll_nats"] for row in stored], abs=2e-3)
     expected = np.minimum(0.2 * np.exp(0.35 * pll.numpy()), 0.1)
@@ -225,12 +224,6 @@ def test_likelihoods_and_eta_are_those_of_the_stages(names: dict[str, Any]) -> N
     assert medclip.score_sentences("Effusion", run.folder).shape == (1,)
     with pytest.raises(QueryError, match="text 1 is not a string"):
         medclip.score_sentences(["a", 7], run)
-
-
-def sentences_of(folder: Path) -> list[dict[str, Any]]:
-    import pyarrow.parquet as pq
-
-    return pq.read_table(folder / "sentences" / "sentences.parquet").to_pylist()
 
 
 @pytest.mark.parametrize(

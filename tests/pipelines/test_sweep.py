@@ -15,16 +15,7 @@ from medclip_dcl.training import checkpoint, logging
 from pipelines.__main__ import main
 from pipelines.config import load_config
 from pipelines.job import Job
-from pipelines.sweep import (
-    FIGURES,
-    FOLDER,
-    LOG,
-    Grid,
-    Run,
-    Sweep,
-    grid_points,
-    read_grid,
-)
+from pipelines.sweep import FIGURES, FOLDER, LOG, Grid, Run, Sweep, grid_points, read_grid
 from tests.support.corpus import write_config
 from tests.support.evaluated import write_untrained
 

@@ -190,10 +190,12 @@ def test_a_fitted_model_is_whole_and_measured(split, tmp_path):
     assert masked_lm.tokenizer_digest(artifact) == artifact.files["tokenizer.json"]["sha256"]
 
 
-def test_given_model_is_copied_without_its_head_where_nothing_is_fitted(split, tmp_path):
-    model = tiny_bert()
+def test_given_model_is_copied_without_its_head_or_fine_tuned_and_a_changed_one_is_seen(
+    split, tmp_path
+):
+    work, model, given = copy_of(split, tmp_path), tiny_bert(), f"pretrained={tmp_path / 'cxr'}"
     write_cxr_bert(tmp_path / "cxr", model, pickled=True)
-    artifact = fit(copy_of(split, tmp_path), "steps=0", f"pretrained={tmp_path / 'cxr'}")
+    artifact = fit(work, "steps=0", given)
     assert artifact.summary["fitted"] is False
     assert artifact.summary["ignored_keys"] == 6
     assert "model.safetensors" in artifact.files
@@ -201,16 +203,11 @@ def test_given_model_is_copied_without_its_head_where_nothing_is_fitted(split, t
     with torch.no_grad():
         copied = load_language_model(artifact.path).model(ids).logits
         assert torch.equal(copied, model(ids).logits)
-
-
-def test_given_model_is_fine_tuned_and_a_changed_one_is_seen(split, tmp_path):
-    work = copy_of(split, tmp_path)
-    write_cxr_bert(tmp_path / "cxr", tiny_bert())
-    artifact = fit(work, f"pretrained={tmp_path / 'cxr'}")
+    artifact = fit(work, given)
     assert 0 <= artifact.summary["held_out_accuracy_before"] <= 1
     assert "random weights" not in artifact.file(masked_lm.CARD).read_text()
     tuned = load_language_model(artifact.path).model
-    pairs = zip(tuned.parameters(), tiny_bert().parameters(), strict=True)
+    pairs = zip(tuned.parameters(), model.parameters(), strict=True)
     assert not any(torch.equal(a, b) for a, b in pairs)
     write_cxr_bert(tmp_path / "other", tiny_bert(scale=2.0))
     assert fit(work, f"pretrained={tmp_path / 'other'}").digest != artifact.digest
