@@ -5,20 +5,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.reliability import kills
-from medclip_dcl.core.artifact import ArtifactType, make_fingerprint
-from medclip_dcl.core.artifact_writer import write_artifact
 from pipelines.stages import STAGES, TOOLS
+from tests.support.headers import make
 
-KIND = ArtifactType("numbers", 1, "count")
 SILENT = {"adopt", "plan"}
 """Commands that write no file, or one page by one rename; adopt writes an artifact as others do."""
-
-
-def commit(folder: Path, text: str = "123") -> Path:
-    with write_artifact(folder, KIND, make_fingerprint(KIND, {"text": text}, {})) as writer:
-        (writer.directory / "data").write_text(text)
-        writer.commit({})
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -43,8 +34,8 @@ def test_every_command_is_tried_and_the_long_tier_fails_each_write() -> None:
 
 
 def test_a_broken_artifact_is_neither_old_nor_new(tmp_path: Path) -> None:
-    old = kills.snapshot(commit(tmp_path / "old" / "numbers").parent)
-    work = commit(tmp_path / "work" / "numbers", "456").parent
+    old = kills.snapshot(make(tmp_path / "old" / "numbers").path.parent)
+    work = make(tmp_path / "work" / "numbers", "456", rate=2).path.parent
     new = kills.snapshot(work)
     scene = kills.Scene(kills.commands()[0], tmp_path, old, new, varies=frozenset({"page"}))
     assert scene.broken(old) == scene.broken(new) == []
@@ -54,7 +45,7 @@ def test_a_broken_artifact_is_neither_old_nor_new(tmp_path: Path) -> None:
     assert scene.differing({**new, "page": "f" * 64}) == []
     (work / "numbers").rename(work / ".numbers.retired")  # its writer ended between two renames
     assert kills.snapshot(work) == new  # who opened it gave it its name back
-    (work / "numbers/data").write_text("7")
+    (work / "numbers/data.txt").write_text("7")
     assert scene.broken(kills.snapshot(work)) == ["checkpoint", "numbers"]
 
 

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.data import manifest
 from medclip_dcl.likelihood.masked_lm import load_language_model
 from medclip_dcl.losses.negatives import remove_by_similarity
 from medclip_dcl.losses.relations import SAME, relation_matrix
 from medclip_dcl.models.text_encoder import TextEncoder, load_text_weights
 from medclip_dcl.text.labeler import labels
+from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.training.corpus import Corpus, TokenTable
 from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
 from medclip_dcl.training.settings import ObjectiveConfig
@@ -19,7 +21,7 @@ from medclip_dcl.training.supervision import (
     read_supervision,
     text_vectors,
 )
-from tests.support.corpus import KINDS, made, read_tiny_corpus
+from tests.support.corpus import KINDS, commit_tables, made, read_tiny_corpus
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,13 @@ def test_labels_are_those_of_the_five_findings(work: Path) -> None:
     labels = supervision_of(work, negatives="remove_labels").of_studies["labels"]
     assert labels.shape == (24, 5)
     assert labels.sum(dim=0).tolist() == [6, 0, 0, 6, 6]
+
+
+def test_labels_of_other_studies_alone_are_refused(tmp_path: Path, corpus: Corpus) -> None:
+    row = {**dict.fromkeys(LABELS), "study_id": "another", "Edema": 1}
+    studies = commit_tables(tmp_path, manifest.ARTIFACT, {manifest.STUDY_LABELS: [row]})
+    with pytest.raises(ConfigError, match="no training study has one of its findings"):
+        read_supervision(ObjectiveConfig(negatives="remove_labels"), corpus, studies, None)
 
 
 @pytest.mark.parametrize(("share", "threshold"), [(0.1, 1 - 1e-4), (0.2, 1 - 1e-4), (0.3, 0.0)])
