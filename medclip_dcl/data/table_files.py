@@ -524,20 +524,17 @@ def read_columns(path: Path, columns: Sequence[str], fallback: str = "") -> Iter
 
 
 def _split(names: Sequence[str], wanted: Sequence[str], path: Path) -> list[tuple[str, list[str]]]:
-    split = {name: _split_column(names, name) for name in wanted}
-    if missing := [name for name, parts in split.items() if parts is None]:
-        raise no_column(path.name, missing, list(names), wanted)
-    require_columns(path.name, [parts[0] for parts in split.values() if parts], names)
-    return [parts for parts in split.values() if parts]
-
-
-def _split_column(names: Sequence[str], column: str) -> tuple[str, list[str]] | None:
     # `a.b.c` -> the column's name and the fields within it. A name with dots goes before a field.
-    parts = column.split(".")
-    for cut in range(len(parts), 0, -1):
-        if (head := ".".join(parts[:cut])) in names:
-            return head, parts[cut:]
-    return None
+    split: dict[str, tuple[str, list[str]]] = {}
+    for column in wanted:
+        parts = column.split(".")
+        for cut in range(1, len(parts) + 1):
+            if (head := ".".join(parts[:cut])) in names:
+                split[column] = head, parts[cut:]
+    if missing := [name for name in wanted if name not in split]:
+        raise no_column(path.name, missing, list(names), wanted)
+    require_columns(path.name, [head for head, _ in split.values()], names)
+    return list(split.values())
 
 
 def take_columns(table: pa.Table, wanted: Sequence[str], path: Path) -> pa.Table:
