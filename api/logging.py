@@ -68,23 +68,22 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record, ours or a library's."""
+        # Our own words and the server's; of other libraries, whose messages may quote, the name.
+        event = f"record of {record.name}"
+        if record.name == LOGGER.name:
+            event = str(record.msg)
+        elif record.name.startswith("uvicorn"):
+            event = record.getMessage()
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
-            "event": _event(record),
+            "event": event,
         }
         line |= getattr(record, "facts", {})
         if record.exc_info and record.exc_info[0]:
             line["error"] = record.exc_info[0].__name__
         return json.dumps(line, ensure_ascii=True, default=str)
-
-
-def _event(record: logging.LogRecord) -> str:
-    # Our own words and the server's; of other libraries, whose messages may quote, the name alone.
-    if record.name == LOGGER.name:
-        return str(record.msg)
-    return record.getMessage() if record.name.startswith("uvicorn") else f"record of {record.name}"
 
 
 class RepeatFilter(logging.Filter):

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 
@@ -134,18 +133,6 @@ def upsample(
     return heatmap
 
 
-def axis_weights(
-    position: Float[np.ndarray, " positions"], cells: int
-) -> Float[np.ndarray, "positions cells"]:
-    """Weigh cells, whose centres are at 0, 1, 2, ..., at positions along one axis; a row sums to 1.
-
-    Bilinear interpolation is separable; beyond the outer centres their values go on.
-    """
-    away = np.abs(position.clip(0, cells - 1)[:, None] - np.arange(cells))
-    weights: np.ndarray = (1 - away).clip(min=0).astype(np.float32)
-    return weights
-
-
 def outside(height_px: int, width_px: int, shown: Window) -> Bool[np.ndarray, "height width"]:
     """Mark the pixels whose centres lie outside the part of an image that the model saw."""
     rows, columns = np.ogrid[0.5:height_px, 0.5:width_px]
@@ -160,7 +147,14 @@ def scaled(shown: Window, down: float, across: float) -> Window:
 
 
 def _spread(cells: int, pixels: int, start: float, length: float) -> np.ndarray:
-    return axis_weights((np.arange(pixels) + 0.5 - start) * (cells / length) - 0.5, cells)
+    """Weigh the cells of a grid's axis at the centres of pixels, (pixels, cells); a row sums to 1.
+
+    Bilinear interpolation is separable; beyond the outer centres their values go on.
+    """
+    position = (np.arange(pixels) + 0.5 - start) * (cells / length) - 0.5
+    away = np.abs(position.clip(0, cells - 1)[:, None] - np.arange(cells))
+    weights: np.ndarray = (1 - away).clip(min=0).astype(np.float32)
+    return weights
 
 
 def draw_heat(
@@ -192,14 +186,10 @@ def draw_heat(
         above[unseen] = 0
         share = np.maximum(share, np.asarray(above / max(float(above.max()), _EVEN), np.float32))
     opacity = (_OPACITY * share)[..., None]
-    mixed = (1 - opacity) * grey[..., None] + opacity * _coloured(share)
-    return np.asarray(mixed.round(), dtype=np.uint8)
-
-
-def _coloured(heat: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     stops = np.linspace(0, 1, len(_HEAT))
-    channels = [np.interp(heat, stops, _HEAT[:, channel]) for channel in range(3)]
-    return np.stack(channels, axis=-1).astype(np.float32)
+    colours = np.stack([np.interp(share, stops, channel) for channel in _HEAT.T], axis=-1)
+    mixed = (1 - opacity) * grey[..., None] + opacity * colours.astype(np.float32)
+    return np.asarray(mixed.round(), dtype=np.uint8)
 
 
 class Picture:

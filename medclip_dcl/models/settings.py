@@ -167,17 +167,13 @@ _MOST_CHANGED = 0.01  # of a model's decisions, by bfloat16
 
 
 @cache
-def processor_flags() -> frozenset[str]:
-    """Return what the processor can, in Linux's words; empty where they cannot be read."""
-    try:
-        return frozenset(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
-    except OSError:
-        return frozenset()
-
-
 def multiplies_bfloat16() -> bool:
     """Return whether this processor has products of bfloat16; False where that is unknown."""
-    return not processor_flags().isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    except OSError:
+        return False
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
 
 
 def settle_inference(

@@ -152,9 +152,11 @@ def fill(
             neither to the module nor to a head. The module is then unchanged.
     """
     own = module.state_dict()
+    lacking = own.keys() - state.keys()
     report = LoadReport(
         matched=tuple(sorted(own.keys() & state.keys())),
-        missing=tuple(sorted(key for key in own.keys() - state.keys() if not _is_counter(key))),
+        # Converted checkpoints drop the norms' counters, which nothing reads.
+        missing=tuple(sorted(key for key in lacking if not key.endswith("num_batches_tracked"))),
         unexpected=tuple(sorted(state.keys() - own.keys())),
         layout=layout,
     )
@@ -174,10 +176,6 @@ def fill(
             )
     module.load_state_dict({key: state[key] for key in report.matched}, strict=False)
     return report
-
-
-def _is_counter(key: str) -> bool:
-    return key.endswith("num_batches_tracked")  # converted checkpoints drop it; nothing reads it
 
 
 def _sample(keys: tuple[str, ...] | list[str]) -> str:
