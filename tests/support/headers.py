@@ -1,9 +1,18 @@
 """Small artifacts, and headers that are changed and signed again."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from medclip_dcl.core.artifact import HEADER, Artifact, ArtifactType, json_digest, make_fingerprint
+from medclip_dcl.core.artifact import (
+    HEADER,
+    Artifact,
+    ArtifactType,
+    header_text,
+    json_digest,
+    make_fingerprint,
+)
 from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.core.files import write_text
 
@@ -18,12 +27,15 @@ def make(path: Path, text: str = "content", **settings: float) -> Artifact:
         return writer.commit({"rows": 1})
 
 
+def change_header(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the header of an artifact; its checksum is right."""
+    tree = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+    del tree["checksum"]
+    change(tree)
+    text = header_text({**tree, "checksum": json_digest(tree)})
+    (folder / HEADER).write_text(text, encoding="utf-8")
+
+
 def made_by_other_code(path: Path, name: str) -> None:
     """Let an artifact's header say that a module was another one when it was made."""
-    header = path / HEADER
-    tree = json.loads(header.read_text(encoding="utf-8"))
-    assert name in tree["origin"]["code"]
-    tree["origin"]["code"][name] = "0" * 16
-    del tree["checksum"]
-    tree["checksum"] = json_digest(tree)
-    header.write_text(json.dumps(tree, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    change_header(path, lambda tree: tree["origin"]["code"].update({name: "0" * 16}))

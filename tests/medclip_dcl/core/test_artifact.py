@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-import socket
+import stat
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,6 @@ from medclip_dcl.core.artifact import (
     ArtifactType,
     file_stamp,
     fingerprint_changes,
-    header_text,
-    json_digest,
     make_fingerprint,
     note_stamps,
     open_artifact,
@@ -28,7 +26,7 @@ from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.core.errors import ArtifactCorrupt, ArtifactStale, ArtifactUnreadable
 from medclip_dcl.core.files import sha256_file, write_text
 from medclip_dcl.data.limits import ImagesConfig
-from tests.support.headers import ARTIFACT, make
+from tests.support.headers import ARTIFACT, change_header, make
 from tests.support.users import PLAIN_USER, enterable_folder, plain_user
 
 
@@ -53,64 +51,55 @@ def test_a_sealed_artifact_opens_and_is_named_by_settings_and_content(tmp_path):
 
 
 def test_an_object_is_read_or_its_file_is_named(tmp_path: Path) -> None:
-    for text, fault in (('{"a": 1}', ""), ("[1]", "holds no object"), ("{", "cannot be read")):
-        artifact = make(tmp_path / "thing", text)
-        if fault:
-            with pytest.raises(ArtifactCorrupt, match=rf"data.txt of .* {fault}"):
-                read_object(artifact, "data.txt", ARTIFACT)
-        else:
-            assert read_object(artifact, "data.txt", ARTIFACT) == {"a": 1}
-    with pytest.raises(ArtifactCorrupt, match=r"thing holds no 'other\.txt'"):
-        read_object(artifact, "other.txt", ARTIFACT)
+    assert read_object(make(tmp_path / "thing", '{"a": 1}'), "data.txt", ARTIFACT) == {"a": 1}
+    for text, name, fault in (
+        ("[1]", "data.txt", "data.txt of .* holds no object"),
+        ("{", "data.txt", "data.txt of .* cannot be read"),
+        ("{}", "other.txt", r"thing holds no 'other\.txt'"),
+    ):
+        with pytest.raises(ArtifactCorrupt, match=fault):
+            read_object(make(tmp_path / "thing", text), name, ARTIFACT)
 
 
 @pytest.mark.parametrize("name", ["artifact.json", "data.txt", "folder", "."])
 def test_what_may_not_be_read_is_denied_by_name_and_not_called_damaged(name: str) -> None:
     with enterable_folder() as folder:
-        with write_artifact(
-            folder / "thing", ARTIFACT, make_fingerprint(ARTIFACT, {}, {})
-        ) as writer:
-            write_text(writer.directory / "data.txt", "content")
+        path = folder / "thing"
+        with write_artifact(path, ARTIFACT, make_fingerprint(ARTIFACT, {}, {})) as writer:
             (writer.directory / "folder").mkdir()
-            write_text(writer.directory / "folder" / "more.txt", "content")
+            for file in ("data.txt", "folder/more.txt"):
+                write_text(writer.directory / file, "content")
             writer.commit({})
-        denied = folder / "thing" / name
-        mode = denied.stat().st_mode
-        denied.chmod(0)
+        mode = (path / name).stat().st_mode
+        (path / name).chmod(0)
         words = f"cannot be read by uid {PLAIN_USER}, .*chmod"
         with plain_user(), pytest.raises(ArtifactUnreadable, match=words):
-            open_artifact(folder / "thing", ARTIFACT)
+            open_artifact(path, ARTIFACT)
         if name in {HEADER, "."}:
             with plain_user(), pytest.raises(ArtifactUnreadable, match=words):
-                read_artifact_header(folder / "thing")
-        denied.chmod(mode)
+                read_artifact_header(path)
+        (path / name).chmod(mode)
         with plain_user():
-            open_artifact(folder / "thing", ARTIFACT)
+            open_artifact(path, ARTIFACT)
 
 
-def bind(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.path.relpath(path))
-
-
-def test_truncated_missing_or_added_file_is_detected(tmp_path: Path) -> None:
-    for number, harm in enumerate(
-        (
-            lambda path: (path / "data.txt").write_bytes(b"c"),
-            lambda path: (path / "data.txt").unlink(),
-            lambda path: (path / "more.txt").write_text("x"),
-            lambda path: os.mkfifo(path / "pipe"),
-            lambda path: (path / "link").symlink_to(tmp_path),
-            lambda path: (path / "lost").symlink_to("nothing"),
-            lambda path: [(path / "data.txt").unlink(), os.mkfifo(path / "data.txt")],
-            lambda path: bind(path / "socket"),
-        )
-    ):
-        path = tmp_path / str(number)
-        make(path)
-        harm(path)
-        with pytest.raises(ArtifactCorrupt):
-            open_artifact(path, ARTIFACT, verify=False)
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda path: (path / "data.txt").write_bytes(b"c"),
+        lambda path: (path / "data.txt").unlink(),
+        lambda path: (path / "more.txt").write_text("x"),
+        lambda path: os.mkfifo(path / "pipe"),
+        lambda path: (path / "link").symlink_to(path.parent),
+        lambda path: (path / "lost").symlink_to("nothing"),
+        lambda path: [(path / "data.txt").unlink(), os.mkfifo(path / "data.txt")],
+        lambda path: os.mknod(path / "socket", stat.S_IFSOCK),
+    ],
+)
+def test_truncated_missing_or_added_file_is_detected(tmp_path: Path, harm) -> None:
+    harm(make(tmp_path / "thing").path)
+    with pytest.raises(ArtifactCorrupt):
+        open_artifact(tmp_path / "thing", ARTIFACT, verify=False)
 
 
 def test_hidden_names_are_no_part_of_an_artifact(tmp_path: Path) -> None:
@@ -121,16 +110,9 @@ def test_hidden_names_are_no_part_of_an_artifact(tmp_path: Path) -> None:
     assert open_artifact(tmp_path / "thing", ARTIFACT) == made
 
 
-def rewrite_header(folder: Path, renamed: dict[str, str], **changes: str) -> None:
-    """Write another header, whose checksum is right."""
-    tree = json.loads((folder / HEADER).read_text()) | changes
-    tree = {renamed.get(name, name): value for name, value in tree.items() if name != "checksum"}
-    (folder / HEADER).write_text(header_text({**tree, "checksum": json_digest(tree)}))
-
-
 @pytest.mark.parametrize("name", ["digest", "fingerprint_digest"])
 def test_a_header_that_contradicts_itself_is_damaged(tmp_path: Path, name: str) -> None:
-    rewrite_header(make(tmp_path / "thing", a=1).path, {}, **{name: "0" * 64})
+    change_header(make(tmp_path / "thing", a=1).path, lambda tree: tree.update({name: "0" * 64}))
     with pytest.raises(ArtifactCorrupt, match=r"header of .* is damaged; rerun make_thing"):
         open_artifact(tmp_path / "thing", ARTIFACT)
 
@@ -139,18 +121,16 @@ def test_earlier_formats_are_refused_as_stale(tmp_path):
     made = make(tmp_path / "thing").path
     with pytest.raises(ArtifactStale, match="version 1"):
         open_artifact(made, ArtifactType("thing", 2, "make_thing"))
-    rewrite_header(made, {"fingerprint": "recipe"})
+    change_header(made, lambda tree: tree.update(recipe=tree.pop("fingerprint")))
     with pytest.raises(ArtifactStale, match=r"earlier version of this project; rerun make_thing"):
         open_artifact(made, ARTIFACT)
 
 
 @pytest.mark.parametrize("text", ["", "{", "5\n", "[]\n", "{}\n", None])
 def test_a_header_that_is_none_is_damage_and_nothing_else(tmp_path: Path, text: str | None) -> None:
-    make(tmp_path / "thing")
-    header = tmp_path / "thing" / HEADER
-    if text is None:
-        header.unlink()
-    else:
+    header = make(tmp_path / "thing").path / HEADER
+    header.unlink()
+    if text is not None:
         header.write_text(text)
         with pytest.raises(ArtifactCorrupt, match="rerun make_thing"):
             open_artifact(tmp_path / "thing", ARTIFACT)
@@ -195,19 +175,20 @@ def test_changed_parts_name_what_differs() -> None:
 @pytest.fixture
 def settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Artifact:
     """An artifact whose files were there for a while when they were hashed."""
-    monkeypatch.setattr("medclip_dcl.core.artifact._TICK_NS", 0)
+    monkeypatch.setattr(artifact_module, "_TICK_NS", 0)
     return open_artifact(make(tmp_path / "thing").path, ARTIFACT)
 
 
 def hashed_files(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files that opening an artifact hashes."""
     names: list[str] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "medclip_dcl.core.artifact.sha256_file",
-            lambda file: (names.append(file.name), sha256_file(file))[1],
-        )
-        open_artifact(artifact.path, ARTIFACT)
+
+    def sha256(file: Path) -> str:
+        names.append(file.name)
+        return sha256_file(file)
+
+    monkeypatch.setattr(artifact_module, "sha256_file", sha256)
+    open_artifact(artifact.path, ARTIFACT)
     return names
 
 
@@ -215,11 +196,10 @@ def test_a_file_is_hashed_once_and_again_after_a_copy_or_a_change(settled, tmp_p
     assert hashed_files(settled, monkeypatch) == []
     copied = shutil.copytree(settled.path, tmp_path / "copied")  # the note too, and all mtimes
     copy = open_artifact(copied, ARTIFACT, verify=False)
-    assert copy.file("data.txt").stat().st_mtime_ns == settled.file("data.txt").stat().st_mtime_ns
+    file, times = settled.file("data.txt"), settled.file("data.txt").stat()
+    assert copy.file("data.txt").stat().st_mtime_ns == times.st_mtime_ns
     assert hashed_files(copy, monkeypatch) == ["data.txt"]
     assert hashed_files(copy, monkeypatch) == []
-    file = settled.file("data.txt")
-    times = file.stat()
     file.write_bytes(b"CONTENT")
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # what changed it hides that
     with pytest.raises(ArtifactCorrupt, match=r"data\.txt .* damaged"):
@@ -252,18 +232,16 @@ def test_who_may_write_to_a_folder_cannot_vouch_for_it(settled, tmp_path, monkey
     assert settled.path not in note.parents
     file.write_bytes(b"CONTENT")  # as long as what was hashed
     forged = json.dumps({"digest": settled.digest, "files": {"data.txt": file_stamp(file)}})
+    shared = tmp_path / "shared/medclip-dcl"
+    (shared / "verified").mkdir(parents=True)
+    shared.chmod(0o777)
+    (shared / "verified" / note.name).write_text(forged)
     for name in (".verified", f".{note.name}"):
         (settled.path / name).write_text(forged)
-    with pytest.raises(ArtifactCorrupt, match=r"data\.txt .* damaged"):
-        open_artifact(settled.path, ARTIFACT)
-    shared = tmp_path / "shared/medclip-dcl"
-    shared.mkdir(parents=True)
-    shared.chmod(0o777)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(shared.parent))
-    (shared / "verified").mkdir()
-    (shared / "verified" / note.name).write_text(forged)
-    with pytest.raises(ArtifactCorrupt, match=r"data\.txt .* damaged"):
-        open_artifact(settled.path, ARTIFACT)
+    for folder in (os.environ["XDG_CACHE_HOME"], str(shared.parent)):
+        monkeypatch.setenv("XDG_CACHE_HOME", folder)
+        with pytest.raises(ArtifactCorrupt, match=r"data\.txt .* damaged"):
+            open_artifact(settled.path, ARTIFACT)
 
 
 def test_notes_on_artifacts_of_long_ago_are_removed(settled, tmp_path, monkeypatch):

@@ -53,20 +53,15 @@ def test_failed_write_leaves_the_old_content(tmp_path, monkeypatch):
 
 def test_a_disk_that_refuses_a_library_s_own_write_is_named(tmp_path: Path) -> None:
     """Tokenizers and safetensors are written in Rust and raise errors of their own."""
-    tokenizer = Tokenizer(models.WordPiece({"a": 0}, unk_token="a"))
-    with (
-        pytest.raises(ArtifactUnwritable, match="words could not be written: No space left"),
-        disk_faults_named(tmp_path / "words"),
-    ):
+    tokenizer, file = Tokenizer(models.WordPiece({"a": 0}, unk_token="a")), tmp_path / "words"
+    words = "words could not be written"
+    with pytest.raises(ArtifactUnwritable, match=f"{words}: No space"), disk_faults_named(file):
         tokenizer.save("/dev/full")
-    with pytest.raises(Exception, match="os error 2"), disk_faults_named(tmp_path / "words"):
+    with pytest.raises(Exception, match="os error 2"), disk_faults_named(file):
         tokenizer.save(str(tmp_path / "absent" / "words"))
     (tmp_path / "closed").mkdir(mode=0o500)
-    with (
-        pytest.raises(ArtifactUnwritable, match="head could not be written: Permission denied"),
-        disk_faults_named(tmp_path / "head"),
-        plain_user(),
-    ):
+    refused = pytest.raises(ArtifactUnwritable, match=f"{words}: Permission denied")
+    with refused, disk_faults_named(file), plain_user():
         save_file({"weight": torch.zeros(1)}, tmp_path / "closed" / "head")
 
 
