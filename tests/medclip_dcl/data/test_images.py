@@ -289,7 +289,7 @@ def test_worker_that_hangs_or_dies_is_replaced_and_costs_one_image_at_most() -> 
 @pytest.mark.parametrize("name", ["medclip_nowhere:separate", "medclip_dcl.data.images:nothing"])
 def test_a_package_that_was_removed_is_named_and_no_image_s_fault(name, monkeypatch) -> None:
     monkeypatch.setattr(images, "_separation", lambda: name)
-    with Decoder(ImagesConfig(), 1) as decoder:
+    with Decoder(CONFIG, 1) as decoder:
         with pytest.raises(ConfigError, match=rf"pip install \./hospital .*\({name} cannot be"):
             decoder.separate(dicom_bytes(ramp()))
         assert decoder.open(dicom_bytes(ramp())).pixels.any()
@@ -303,7 +303,7 @@ def test_image_on_which_two_workers_die_is_refused(monkeypatch: pytest.MonkeyPat
         raise images._WorkerDied("worker_died", "the decode worker died on this image")
 
     monkeypatch.setattr(images._Worker, "ask", die)
-    with Decoder(ImagesConfig(), 1) as decoder, pytest.raises(ImageError) as refused:
+    with Decoder(CONFIG, 1) as decoder, pytest.raises(ImageError) as refused:
         decoder.open(dicom_bytes(ramp()))
     assert (refused.value.code, len(asked)) == ("worker_died", 2)
 
@@ -319,7 +319,7 @@ def test_memory_beyond_the_cap_is_refused_and_the_worker_lives_on() -> None:
 
 def test_threads_share_a_pool_and_no_worker_outlives_it() -> None:
     before, images = children(), [dicom_bytes(ramp(20 + number, 30)) for number in range(16)]
-    with Decoder(ImagesConfig(), 2) as decoder, ThreadPoolExecutor(8) as threads:
+    with Decoder(CONFIG, 2) as decoder, ThreadPoolExecutor(8) as threads:
         opened = list(threads.map(decoder.open, images))
     assert [item.pixels.shape[0] for item in opened] == [20 + number for number in range(16)]
     assert children() <= before
@@ -340,7 +340,7 @@ def test_square_of_the_worker_is_the_square_of_the_picture(tmp_path: Path) -> No
 
 def test_worker_that_cannot_start_is_no_images_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    with Decoder(ImagesConfig(), 1) as decoder, pytest.raises(StudyError, match="cannot start"):
+    with Decoder(CONFIG, 1) as decoder, pytest.raises(StudyError, match="cannot start"):
         decoder.open(dicom_bytes(ramp()))
 
 
@@ -409,7 +409,7 @@ def test_no_room_to_hand_an_image_over_is_not_the_images_fault() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)
     data = raster_bytes(noise, "PNG")  # more than 4096 bytes; the answer has two for a pixel
     before, usual = children(), resource.getrlimit(resource.RLIMIT_FSIZE)
-    with Decoder(ImagesConfig(), 1) as decoder:
+    with Decoder(CONFIG, 1) as decoder:
         decoder.open(data)
         (worker,) = children() - before
         for suffers in (worker, os.getpid()):
@@ -429,7 +429,7 @@ def test_without_files_in_memory_images_go_by_temporary_ones(monkeypatch, tmp_pa
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     data = dicom_bytes(ramp())
-    with Decoder(ImagesConfig(), 1) as decoder:
+    with Decoder(CONFIG, 1) as decoder:
         decoder.open(data)
         before = open_descriptors()
         assert np.array_equal(decoder.open(data).pixels, scaled(ramp()))

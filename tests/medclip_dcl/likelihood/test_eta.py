@@ -1,13 +1,14 @@
 """Eta from likelihoods, its limits, and the readers of the cache and of given tables."""
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 
-from medclip_dcl.core.artifact import Artifact
 from medclip_dcl.core.errors import ConfigError, ScoreError
 from medclip_dcl.likelihood import eta
 from medclip_dcl.likelihood.eta import cap_eta, eta_from_pll, read_given_table
@@ -37,56 +38,58 @@ def test_eta_is_monotone_and_underflows_to_exactly_zero(dtype):
     assert eta_from_pll(torch.tensor([-150.0])).item() == pytest.approx(0.2 * math.exp(-52.5))
 
 
-def test_likelihoods_and_settings_out_of_range_are_refused():
+def test_likelihoods_etas_and_settings_out_of_range_are_refused():
     with pytest.raises(ScoreError, match="2 likelihoods"):
         eta_from_pll(torch.tensor([-1.0, 1e-6, torch.nan]))
     for a, k in ((0.0, 0.3), (1.0, 0.3), (0.2, -0.1), (0.2, math.nan)):
         with pytest.raises(ScoreError, match="0 < a < 1"):
             eta_from_pll(torch.tensor([-1.0]), a=a, k=k)
+    for value, most, words in (
+        (-0.1, 0.2, "1 etas"),
+        (math.nan, 0.2, "1 etas"),
+        (0.1, 1.0, "eta_max"),
+    ):
+        with pytest.raises(ScoreError, match=words):
+            cap_eta(torch.tensor([0.1, value]), most)
 
 
-def test_cap_leaves_what_is_below_it_alone_and_refuses_what_is_no_probability():
+def test_cap_leaves_what_is_below_it_alone():
     eta = torch.tensor([0.0, 0.05, 0.2, 0.83], dtype=torch.float64)
     assert cap_eta(eta, 0.2).tolist() == [0.0, 0.05, 0.2, 0.2]
-    for value in (-0.1, math.nan):
-        with pytest.raises(ScoreError, match="1 etas"):
-            cap_eta(torch.tensor([0.1, value]), 0.2)
-    with pytest.raises(ScoreError, match="eta_max"):
-        cap_eta(torch.tensor([0.1]), 1.0)
 
 
-TEXTS = ("No effusion is seen.", "The lungs are clear.", "Heart size is normal.")
+KEYS = sorted(map(text_key, ("No effusion is seen.", "The lungs are clear.", "Heart is normal.")))
 
 
-def seal(folder, keys, etas):
-    rows = [
-        {"text_key": key, "eta": eta, "pll_nats": None, "tokens": None, "count": 1}
-        for key, eta in zip(keys, etas, strict=True)
-    ]
-    return commit_tables(folder, eta.ARTIFACT, {eta.ETA: rows})
+@pytest.fixture
+def look_up(tmp_path: Path) -> Callable[..., np.ndarray]:
+    """Read the etas of some keys from a cache of those of `KEYS`."""
+
+    def read(keys: list[str], *, of_second: float | None = 0.2) -> np.ndarray:
+        rows = [
+            {"text_key": key, "eta": value, "pll_nats": None, "tokens": None, "count": 1}
+            for key, value in zip(KEYS, (0.1, of_second, 0.3), strict=True)
+        ]
+        artifact = commit_tables(tmp_path / "eta", eta.ARTIFACT, {eta.ETA: rows})
+        return eta.read_eta(artifact, pa.array(keys, pa.string()))
+
+    return read
 
 
-def look_up(artifact: Artifact, keys: list[str]) -> np.ndarray:
-    return eta.read_eta(artifact, pa.array(keys, pa.string()))
-
-
-def test_etas_are_found_by_key_in_the_order_asked_and_a_missing_one_is_named(tmp_path):
-    keys = sorted(map(text_key, TEXTS))
-    cache = seal(tmp_path / "eta", keys, [0.1, 0.2, 0.3])
-    found = look_up(cache, [keys[2], keys[0], keys[2]])
+def test_etas_are_found_by_key_in_the_order_asked_and_a_missing_one_is_named(look_up):
+    found = look_up([KEYS[2], KEYS[0], KEYS[2]])
     assert found.dtype == np.float64
     assert found.tolist() == [0.3, 0.1, 0.3]
-    assert look_up(cache, []).shape == (0,)
+    assert look_up([]).shape == (0,)
     for missing in ("0" * 32, "f" * 32, text_key("Never said before.")):
         with pytest.raises(ScoreError, match=rf"1 sentences have no eta.*{missing}.*build_eta_c"):
-            look_up(cache, [keys[0], missing])
+            look_up([KEYS[0], missing])
 
 
-@pytest.mark.parametrize("wrong", [float("nan"), -0.01, 1.0, None])
-def test_an_entry_that_is_no_probability_is_named(tmp_path, wrong):
-    keys = sorted(map(text_key, TEXTS))
-    with pytest.raises(ScoreError, match=rf"1 etas are not in \[0, 1\).*{keys[1]}.*build_eta"):
-        look_up(seal(tmp_path / "eta", keys, [0.1, wrong, 0.3]), keys)
+@pytest.mark.parametrize("wrong", [math.nan, -0.01, 1.0, None])
+def test_an_entry_that_is_no_probability_is_named(look_up, wrong):
+    with pytest.raises(ScoreError, match=rf"1 etas are not in \[0, 1\).*{KEYS[1]}.*build_eta"):
+        look_up(KEYS, of_second=wrong)
 
 
 @pytest.mark.parametrize("column", ["eta", "rho"])
@@ -95,12 +98,8 @@ def test_given_values_are_keyed_by_normalised_text(tmp_path, column):
     path.write_text(
         f'{column},text,more\n0.25,"No  effusion, seen.",x\n0,Clear lungs.,y\n0.5,2. Edema.,z\n'
     )
-    given = read_given_table(path)
-    assert given == {
-        text_key("No effusion, seen."): 0.25,
-        text_key("Clear lungs."): 0.0,
-        text_key("Edema."): 0.5,
-    }
+    values = {"No effusion, seen.": 0.25, "Clear lungs.": 0.0, "Edema.": 0.5}
+    assert read_given_table(path) == {text_key(text): value for text, value in values.items()}
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,15 @@ SETTINGS = LanguageModelConfig(steps=30, batch=16, learning_rate=5e-3)
 SHORT = SETTINGS.model_copy(update={"steps": 10})
 
 
-def tiny_corpus(repeats: int = 1) -> EncodedCorpus:
+def tiny_corpus(sentences=SENTENCES) -> EncodedCorpus:
     tokenizer = tiny_tokenizer()
-    encodings = encode_sentences(tokenizer, SENTENCES * repeats)
+    encodings = encode_sentences(tokenizer, sentences)
     return EncodedCorpus(encodings, len(tokenizer), tokenizer.mask_token_id)
 
 
-def weights(model) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+def have_same_bits(one, other) -> bool:
+    theirs = other.state_dict()
+    return all(torch.equal(ours, theirs[name]) for name, ours in one.state_dict().items())
 
 
 def test_fitting_restores_masked_pieces_of_the_corpus():
@@ -67,8 +68,7 @@ def test_a_fit_that_goes_on_from_a_saved_state_ends_with_the_same_bits(tmp_path,
     monkeypatch.setattr(file, "write", lambda *state: written.append(state[-1]))
     fit_model(resumed, tiny_corpus(), SHORT, 5, file)
     assert written[6:] == [7, 8, 9]
-    expected, got = weights(whole), weights(resumed)
-    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    assert have_same_bits(whole, resumed)
 
 
 @pytest.mark.parametrize("data", [None, b"half a fi"])
@@ -78,8 +78,7 @@ def test_missing_or_damaged_state_means_a_fresh_start(tmp_path, data):
         (tmp_path / "fit_state.safetensors").write_bytes(data)
     fit_model(whole, tiny_corpus(), SHORT, 5)
     fit_model(started, tiny_corpus(), SHORT, 5, file)
-    expected, got = weights(whole), weights(started)
-    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    assert have_same_bits(whole, started)
     file.remove()
     assert list(tmp_path.iterdir()) == []
 
@@ -111,16 +110,14 @@ def test_batches_hold_one_length_and_draw_sentences_alike():
         assert not asked[:, -1].any()
         assert (batch.ids[:, 0] == 2).all()
         assert (batch.ids[:, -1] == 3).all()
-    tokenizer = tiny_tokenizer()
-    encodings = encode_sentences(tokenizer, ["no ."] * 30 + ["no effusion ."] * 10)
-    corpus = EncodedCorpus(encodings, len(tokenizer), tokenizer.mask_token_id)
+    corpus = tiny_corpus(["no ."] * 30 + ["no effusion ."] * 10)
     generator = torch.Generator().manual_seed(0)
     short = sum(corpus.draw(1, generator).ids.shape[1] == 4 for _ in range(400))
     assert 270 <= short <= 330
 
 
 def test_eight_of_ten_asked_pieces_are_masks():
-    corpus = tiny_corpus(100)
+    corpus = tiny_corpus(SENTENCES * 100)
     generator = torch.Generator().manual_seed(0)
     masks = asked = same = 0
     for batch in corpus.all_once(50, generator):
@@ -138,12 +135,12 @@ LONG = "no effusion or " * 43  # 129 word pieces and two of the tokenizer's own
 
 
 def test_whole_reports_are_held_out_and_long_sentences_are_counted():
-    rows = [(f"s{number}", text) for number in range(100) for text in (SENTENCES[0], LONG)]
-    held_out = sum(_is_held_out(f"s{number}") for number in range(100))
+    studies = [f"s{number}" for number in range(100)]
+    held_out = sum(map(_is_held_out, studies))
+    rows = [(study, text) for study in studies for text in (SENTENCES[0], LONG)]
     fitted, unseen, dropped = _corpora(LOADED, rows)
     assert 0 < held_out < 20
     assert (len(fitted), len(unseen), dropped) == (100 - held_out, held_out, 100)
-    studies = [f"s{number}" for number in range(100)]
     rows = [(study, LONG if _is_held_out(study) else SENTENCES[1]) for study in studies]
     fitted, unseen, dropped = _corpora(LOADED, rows)
     assert (len(fitted), len(unseen)) == (100 - dropped - 1, 1)
@@ -165,13 +162,7 @@ def test_what_cannot_be_fitted_is_refused_with_its_figures(rows, reason):
 def test_the_tokenizer_lower_cases_writes_every_character_and_is_learned_alike_each_time():
     tokenizer = train_tokenizer(SENTENCES * 3, 200, 64)
     assert tokenizer.convert_ids_to_tokens(range(5)) == list(SPECIAL_TOKENS)
-    assert tokenizer.tokenize("NO Pleural, effusion.") == [
-        "no",
-        "pleural",
-        "[UNK]",
-        "effusion",
-        ".",
-    ]
+    assert " ".join(tokenizer.tokenize("NO Pleural, effusion.")) == "no pleural [UNK] effusion ."
     ids = tokenizer("No effusion.")["input_ids"]
     assert (ids[0], ids[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
     tokenizer = train_tokenizer(SENTENCES, 100, 64)

@@ -1,7 +1,6 @@
 """Checkpoints are read without their code, without prompts, and whole."""
 
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -36,10 +35,8 @@ def test_releases_load_without_their_head_and_code_and_with_equal_logits(
     assert loaded.model.config.hidden_dropout_prob == 0.25
     with torch.no_grad():
         assert torch.equal(loaded.model(IDS).logits, model(IDS).logits)
-    assert (
-        loaded.tokenizer(list(SENTENCES))["input_ids"]
-        == tiny_tokenizer()(list(SENTENCES))["input_ids"]
-    )
+    texts = list(SENTENCES)
+    assert loaded.tokenizer(texts)["input_ids"] == tiny_tokenizer()(texts)["input_ids"]
 
 
 def test_a_saved_model_is_read_back_by_us_and_by_transformers_and_saved_alike_each_time(tmp_path):
@@ -59,30 +56,21 @@ def test_a_saved_model_is_read_back_by_us_and_by_transformers_and_saved_alike_ea
     assert checkpoint_digests(tmp_path / "one") == checkpoint_digests(tmp_path / "two")
 
 
-def edit_weights(folder: Path, change) -> None:
-    state = load_file(folder / "model.safetensors")
-    change(state)
-    save_file(state, folder / "model.safetensors")
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "weight", "message"),
     [
-        (lambda state: state.pop("cls.predictions.bias"), "lacks"),
-        (lambda state: state.update({"bert.surprise": torch.zeros(2)}), "unknown"),
-        (
-            lambda state: state.update({"bert.embeddings.LayerNorm.bias": torch.zeros(3)}),
-            "other shapes",
-        ),
-        (
-            lambda state: state.update({"cls.predictions.decoder.weight": torch.zeros(34, 32)}),
-            "ties them",
-        ),
+        ("cls.predictions.bias", None, "lacks"),
+        ("bert.surprise", torch.zeros(2), "unknown"),
+        ("bert.embeddings.LayerNorm.bias", torch.zeros(3), "other shapes"),
+        ("cls.predictions.decoder.weight", torch.zeros(34, 32), "ties them"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(tmp_path, change, message):
+def test_weights_that_do_not_fit_are_refused(tmp_path, name, weight, message):
     write_cxr_bert(tmp_path / "cxr", tiny_bert())
-    edit_weights(tmp_path / "cxr", change)
+    file = tmp_path / "cxr/model.safetensors"
+    state = load_file(file)
+    state.pop(name, None)
+    save_file(state | ({} if weight is None else {name: weight}), file)
     with pytest.raises(CheckpointError, match=message):
         load_language_model(tmp_path / "cxr")
 

@@ -3,7 +3,6 @@
 import copy
 import math
 import random
-from functools import partial
 
 import pytest
 import torch
@@ -111,30 +110,29 @@ SIZES = {
     "num_attention_heads": 2,
     "intermediate_size": 32,
 }
-FAMILIES = {
-    "albert": lambda: hf.AlbertForMaskedLM(
-        hf.AlbertConfig(**SIZES, embedding_size=8, max_position_embeddings=64)
-    ),
-    "distilbert": lambda: hf.DistilBertForMaskedLM(
-        hf.DistilBertConfig(
-            vocab_size=34, dim=16, n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=64
-        )
-    ),
-    "roberta": lambda: hf.RobertaForMaskedLM(
-        hf.RobertaConfig(**SIZES, max_position_embeddings=40, pad_token_id=0)
-    ),
-    "xlm-roberta": lambda: hf.XLMRobertaForMaskedLM(
-        hf.XLMRobertaConfig(**SIZES, max_position_embeddings=40, pad_token_id=0)
-    ),
-}
+POSITIONS = {"max_position_embeddings": 40, "pad_token_id": 0}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def small(family: str, head: str = "ForMaskedLM", **settings: object) -> hf.PreTrainedModel:
+    """A random model of width 16 of a family of transformers."""
+    config = getattr(hf, f"{family}Config")(**SIZES, **settings)
+    return getattr(hf, f"{family}{head}")(config).train(False)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("Albert", {"embedding_size": 8}),
+        ("DistilBert", {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}),
+        ("Roberta", POSITIONS),
+        ("XLMRoberta", POSITIONS),
+    ],
+)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_other_masked_language_models_are_scored_too(family, variant):
+def test_other_masked_language_models_are_scored_too(family, settings, variant):
     tokenizer = tiny_tokenizer()
     torch.manual_seed(5)
-    model = FAMILIES[family]()
+    model = small(family, **settings)
     for parameter in model.parameters():
         parameter.data.add_(0.2 * torch.randn_like(parameter))
     scores = pseudo_log_likelihood(model, tokenizer, SENTENCES, variant=variant)
@@ -149,8 +147,7 @@ def test_a_sentence_has_one_piece_at_least_and_may_fill_all_positions_that_a_mod
         pseudo_log_likelihood(tiny_bert(), tokenizer, ["No effusion.", "  "])
     assert pseudo_log_likelihood(tiny_bert(), tokenizer, []).shape == (0,)
     # RoBERTa begins to count behind its padding, 1: of 40 positions it has 38 for tokens.
-    config = hf.RobertaConfig(**SIZES, max_position_embeddings=40, pad_token_id=1)
-    roberta = hf.RobertaForMaskedLM(config).train(False)
+    roberta = small("Roberta", **POSITIONS | {"pad_token_id": 1})
     for model, positions in ((tiny_bert(), 64), (roberta, 38)):
         longest = "no " * (positions - 2)
         assert pseudo_log_likelihood(model, tokenizer, [longest]).isfinite().all()
@@ -201,49 +198,25 @@ def test_special_tokens_in_a_text_are_its_letters(special):
     assert encoding.words == (-1, 0, 1, 2, 3, 4, -1)
 
 
-def _causal_bert():
-    config = tiny_bert().config
-    config.is_decoder = True
-    return hf.BertForMaskedLM(config)
-
-
-_CAUSAL_TWINS = [  # masked language models by name, which read one side alone
-    (hf.MegatronBertConfig, hf.MegatronBertForCausalLM),
-    (hf.RoFormerConfig, hf.RoFormerForCausalLM),
-    (hf.RobertaConfig, hf.RobertaForCausalLM),
-]
-
-
-def _causal(config, model):
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return model(config(vocab_size=34, intermediate_size=16, is_decoder=True, **sizes))
+DECODER = {"is_decoder": True}
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"),
+    ("family", "head", "settings", "reason"),
     [
-        (_causal_bert, "bert. is a decoder"),
-        (lambda: hf.BertLMHeadModel(tiny_bert().config), "bert. is a decoder"),
-        (
-            lambda: hf.GPT2LMHeadModel(
-                hf.GPT2Config(vocab_size=34, n_embd=16, n_layer=1, n_head=2)
-            ),
-            "gpt2. is a decoder",
-        ),
-        (
-            lambda: hf.T5ForConditionalGeneration(
-                hf.T5Config(vocab_size=34, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
-            ),
-            "t5. is a decoder",
-        ),
-        *((partial(_causal, *causal), "is a decoder") for causal in _CAUSAL_TWINS),
-        (
-            lambda: hf.BertModel(tiny_bert().config),
-            "no logit of every piece of its vocabulary of 34",
-        ),
-        (lambda: hf.BertForTokenClassification(tiny_bert().config), "masked-language-model head"),
+        ("Bert", "ForMaskedLM", DECODER, "bert. is a decoder"),
+        ("Bert", "LMHeadModel", {}, "bert. is a decoder"),
+        ("GPT2", "LMHeadModel", {}, "gpt2. is a decoder"),
+        ("T5", "ForConditionalGeneration", {"d_kv": 8}, "t5. is a decoder"),
+        # masked language models by name, which read one side alone
+        ("MegatronBert", "ForCausalLM", DECODER, "is a decoder"),
+        ("RoFormer", "ForCausalLM", DECODER, "is a decoder"),
+        ("Roberta", "ForCausalLM", DECODER, "is a decoder"),
+        ("Bert", "Model", {}, "no logit of every piece of its vocabulary of 34"),
+        ("Bert", "ForTokenClassification", {}, "masked-language-model head"),
     ],
 )
-def test_only_a_masked_language_model_scores(make, reason):
+def test_only_a_masked_language_model_scores(family, head, settings, reason):
+    model = small(family, head, **settings)
     with pytest.raises(ScoreError, match=reason):
-        pseudo_log_likelihood(make(), tiny_tokenizer(), SENTENCES)
+        pseudo_log_likelihood(model, tiny_tokenizer(), SENTENCES)

@@ -10,13 +10,7 @@ from medclip_dcl.core.errors import CheckpointError, ScoreError
 from medclip_dcl.likelihood import scoring
 from medclip_dcl.likelihood.masked_lm import save_language_model
 from medclip_dcl.likelihood.pll import pseudo_log_likelihood
-from medclip_dcl.likelihood.scoring import (
-    ScoringOptions,
-    plan_units,
-    read_parts,
-    score_units,
-    write_part,
-)
+from medclip_dcl.likelihood.scoring import ScoringOptions, read_parts, score_units, write_part
 from tests.support.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 TEXTS = (*SENTENCES, "no focal consolidation .", "No " * 40, "No " * 90)
@@ -28,7 +22,7 @@ KEYS = ["a" * 32, "b" * 32]
 @pytest.mark.parametrize("least", [1, 50, 300, 10_000])
 def test_units_are_of_like_length_and_of_about_one_cost(monkeypatch, least):
     monkeypatch.setattr(scoring, "_FEW_PIECES", least)
-    plan = plan_units(tiny_tokenizer(), tiny_bert().config, TEXTS, "cpu")
+    plan = scoring.plan_units(tiny_tokenizer(), tiny_bert().config, TEXTS, "cpu")
     assert plan.pieces.tolist() == PIECES
     assert plan.cost.tolist() == [a * b for a, b in zip(LENGTHS, PIECES, strict=True)]
     assert plan.truncated == 1  # the model reads 64
@@ -40,29 +34,28 @@ def test_units_are_of_like_length_and_of_about_one_cost(monkeypatch, least):
     assert (len(set(plan.unit.tolist())) == 1) == (least == 10_000)
 
 
-def parts(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
-def test_parts_are_read_back_and_leave_nothing_else(tmp_path):
+@pytest.fixture
+def parts(tmp_path: Path) -> Path:
     for key in KEYS:
         write_part(tmp_path, [key], [-1.5])
-    table, damaged = read_parts(tmp_path)
+    return tmp_path
+
+
+def test_parts_are_read_back_and_leave_nothing_else(parts):
+    table, damaged = read_parts(parts)
     assert sorted(table["text_key"].to_pylist()) == KEYS
     assert table["pll_nats"].to_pylist() == [-1.5, -1.5]
-    assert (len(parts(tmp_path)), damaged) == (2, 0)
-    assert read_parts(tmp_path / "absent")[0].num_rows == 0
+    assert (len(list(parts.iterdir())), damaged) == (2, 0)
+    assert read_parts(parts / "absent")[0].num_rows == 0
 
 
 @pytest.mark.parametrize(
     "harm", [lambda data: data[:-20], lambda data: b"", lambda data: b"x" * 99]
 )
-def test_a_damaged_part_is_left_out_and_counted(tmp_path, harm):
-    for key in KEYS:
-        write_part(tmp_path, [key], [-1.5])
-    target = next(tmp_path.iterdir())
+def test_a_damaged_part_is_left_out_and_counted(parts, harm):
+    target = next(parts.iterdir())
     target.write_bytes(harm(target.read_bytes()))
-    table, damaged = read_parts(tmp_path)
+    table, damaged = read_parts(parts)
     assert (table.num_rows, damaged) == (1, 1)
 
 
@@ -85,8 +78,7 @@ def test_workers_give_the_bits_of_one_process_and_those_are_the_scores(options):
 
 
 def test_an_overlong_sentence_is_cut_to_what_the_model_reads(options):
-    long, cut = "no " * 200, "no " * 62
-    scores = dict(score_units(options, [[long], [cut]], 1))
+    scores = dict(score_units(options, [["no " * 200], ["no " * 62]], 1))
     assert scores[0] == scores[1]
 
 
