@@ -14,7 +14,9 @@ import tempfile
 import threading
 import time
 import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import imagecodecs
@@ -65,9 +67,6 @@ def test_a_truncated_file_is_refused_wherever_it_is_cut_and_a_png_of_many_chunks
     assert refusal(png[:33] + 70_000 * chunk + png[33:]) == "corrupt"
 
 
-ITEM, ITEM_END = b"\xfe\xff\x00\xe0\0\0\0\0", b"\xfe\xff\xdd\xe0\0\0\0\0"
-
-
 # Metadata that are damaged, around pixels that are whole
 
 STORED = ramp(16, 32, 255).astype(np.uint8)
@@ -92,47 +91,42 @@ def chunk(kind: bytes, content: bytes, crc: int | None = None) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", crc)
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        *(segment(0xE1, exif) for exif in DAMAGED.values()),
-        segment(0xE1, DAMAGED["no TIFF file"])[:-9] + b"\xff\0\xff\xff" + bytes(9),
-        segment(0xE2, b"ICC_PROFILE\0\1\2cut"),
-        segment(0xE2, b"MPF\0MM\0*\xff\xff\xff\xff"),
-        segment(0xED, b"Photoshop 3.0\0" + b"8BIM\4\4\0\0\xff\xff"),
-        segment(0xFE, b"\xff\xd9\xff\xda"),
-        segment(0xE1, b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta"),
-        segment(0xFE, b"") + b"junk between segments",
-    ],
-)
-def test_damaged_metadata_of_a_jpeg_hide_no_pixels(before: bytes) -> None:
-    """As https://github.com/python-pillow/Pillow/issues/8348, 5273 and 4852."""
-    jpeg = raster_bytes(STORED, "jpeg")
-    assert np.array_equal(open_image(jpeg[:2] + before + jpeg[2:]).pixels, open_image(jpeg).pixels)
+OF_JPEG = [
+    *(segment(0xE1, exif) for exif in DAMAGED.values()),
+    segment(0xE1, DAMAGED["no TIFF file"])[:-9] + b"\xff\0\xff\xff" + bytes(9),
+    segment(0xE2, b"ICC_PROFILE\0\1\2cut"),
+    segment(0xE2, b"MPF\0MM\0*\xff\xff\xff\xff"),
+    segment(0xED, b"Photoshop 3.0\0" + b"8BIM\4\4\0\0\xff\xff"),
+    segment(0xFE, b"\xff\xd9\xff\xda"),
+    segment(0xE1, b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta"),
+    segment(0xFE, b"") + b"junk between segments",
+]
+OF_PNG = [
+    *(chunk(b"eXIf", exif.removeprefix(b"Exif\0\0")) for exif in DAMAGED.values()),
+    chunk(b"eXIf", UPSIDE_DOWN[6:], crc=1),
+    chunk(b"tEXt", b"Comment\0cut", crc=2),
+    chunk(b"tEXt", b"no separator"),
+    chunk(b"zTXt", b"Comment\0\0no deflate stream"),
+    chunk(b"zTXt", b"Comment\0\0" + zeros()),
+    chunk(b"zTXt", b"Raw profile type exif\0\0cut"),
+    chunk(b"iCCP", b"icc\0\0" + zeros()),
+    chunk(b"iCCP", b"icc\0\x09cut"),
+    chunk(b"pHYs", b"\0"),
+    chunk(b"cHRM", b"\0"),
+    chunk(b"acTL", bytes(8)),
+    chunk(b"acTL", b"\0\0\0\2\0\0\0\0") + chunk(b"fcTL", b"cut"),
+]
 
 
 @pytest.mark.parametrize(
-    "before",
-    [
-        *(chunk(b"eXIf", exif.removeprefix(b"Exif\0\0")) for exif in DAMAGED.values()),
-        chunk(b"eXIf", UPSIDE_DOWN[6:], crc=1),
-        chunk(b"tEXt", b"Comment\0cut", crc=2),
-        chunk(b"tEXt", b"no separator"),
-        chunk(b"zTXt", b"Comment\0\0no deflate stream"),
-        chunk(b"zTXt", b"Comment\0\0" + zeros()),
-        chunk(b"zTXt", b"Raw profile type exif\0\0cut"),
-        chunk(b"iCCP", b"icc\0\0" + zeros()),
-        chunk(b"iCCP", b"icc\0\x09cut"),
-        chunk(b"pHYs", b"\0"),
-        chunk(b"cHRM", b"\0"),
-        chunk(b"acTL", bytes(8)),
-        chunk(b"acTL", b"\0\0\0\2\0\0\0\0") + chunk(b"fcTL", b"cut"),
-    ],
+    ("form", "start", "before"),
+    [*(("jpeg", 2, before) for before in OF_JPEG), *(("png", 33, before) for before in OF_PNG)],
 )
-def test_damaged_metadata_of_a_png_hide_no_pixels(before: bytes) -> None:
-    """As https://github.com/python-pillow/Pillow/issues/5528."""
-    png = raster_bytes(STORED, "png")
-    assert np.array_equal(open_image(png[:33] + before + png[33:]).pixels, scaled(STORED))
+def test_damaged_metadata_hide_no_pixels(form: str, start: int, before: bytes) -> None:
+    """As https://github.com/python-pillow/Pillow/issues/8348, 5528, 5273 and 4852."""
+    file = raster_bytes(STORED, form)
+    image = open_image(file[:start] + before + file[start:])
+    assert np.array_equal(image.pixels, open_image(file).pixels)
 
 
 def test_an_orientation_is_followed_wherever_it_can_be_read_and_else_named() -> None:
@@ -159,24 +153,29 @@ def test_every_orientation_is_turned_as_pillow_does(orientation: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", [ValueError, UnicodeDecodeError, RecursionError, MemoryError, EOFError, zlib.error]
+    "fault",
+    [
+        *(kind("a name") for kind in (ValueError, RecursionError, MemoryError, EOFError)),
+        UnicodeDecodeError("utf-8", b"", 0, 0, "a name"),
+        zlib.error("a name"),
+    ],
 )
 def test_no_refusal_shows_the_name_of_a_class(fault, monkeypatch):
     def break_down(*_: object) -> None:
-        raise (
-            fault("utf-8", b"", 0, 0, "a name") if fault is UnicodeDecodeError else fault("a name")
-        )
+        raise fault
 
     monkeypatch.setattr(decode_worker, "read_dicom", break_down)
     with pytest.raises(ImageError) as refused:
-        decode_worker.read_image(dicom_bytes(ramp()), ImagesConfig())
+        decode_worker.read_image(dicom_bytes(ramp()), CONFIG)
     require_plain(refused.value)
 
 
 def require_plain(error: ImageError) -> None:
     """A refusal is a code of the table and words: no class, no value of the file."""
     assert error.code in REASONS
-    assert not re.search(r"[a-z](Error|Exception|Warning)\b|a name|object at|Traceback", str(error))
+    assert not re.search(
+        r"[a-z](Error|Exception|Warning)\b|a name|PHI|object at|Traceback", str(error)
+    )
 
 
 def test_random_bytes_give_a_picture_or_a_reason_in_plain_words():
@@ -196,13 +195,11 @@ def test_random_bytes_give_a_picture_or_a_reason_in_plain_words():
         for _ in range(int(random.integers(1, 6))):
             file[int(random.integers(len(file)))] = int(random.integers(256))
         try:
-            image = open_image(bytes(file))
-            assert image.pixels.ndim == 2
+            assert open_image(bytes(file)).pixels.ndim == 2
         except ImageError as error:
             require_plain(error)
             codes.append(error.code)
     assert 0 < len(codes) < 200
-    assert np.array_equal(open_image(io.BytesIO(sound[0]).getvalue()).pixels, scaled(stored))
     for code, meaning in REASONS.items():
         require_plain(ImageError(code, meaning))
 
@@ -210,38 +207,36 @@ def test_random_bytes_give_a_picture_or_a_reason_in_plain_words():
 # Real DICOM files: every row of the test data's manifest behaves as it expects
 
 
-def listed(test_data: Path) -> list[dict[str, str]]:
-    with (test_data / "dicom/manifest.csv").open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
+@contextmanager
+def soon_and_in_little_memory() -> Iterator[None]:
+    caller = psutil.Process()
+    before, start = caller.memory_info().rss, time.monotonic()
+    yield
+    assert time.monotonic() - start < 10
+    assert caller.memory_info().rss - before < 256 * 2**20
 
 
 @pytest.mark.real_data
 def test_every_file_is_read_or_refused_as_expected(test_data: Path) -> None:
-    astray, refused = [], []
-    found = listed(test_data)
+    with (test_data / "dicom/manifest.csv").open(encoding="utf-8", newline="") as stream:
+        found = list(csv.DictReader(stream))
     assert len(found) >= 56
-    caller = psutil.Process()
-    before = caller.memory_info().rss
-    for row in found:
-        start = time.monotonic()
-        try:
-            image = open_image(test_data / "dicom" / row["file"])
-            outcome = "decode"
-            shape = f"{image.pixels.shape[0]}x{image.pixels.shape[1]}"
-            assert image.constant or (image.pixels.min() == 0 and image.pixels.max() == 65535)
-            assert row["dec_shape"] in {shape, ""}
-            assert "PHISENT" not in repr(image)
-        except ImageError as error:
-            outcome = "error"
-            refused.append(error)
-        assert time.monotonic() - start < 10
-        assert caller.memory_info().rss - before < 256 * 2**20
-        if row["expect"] not in {outcome, "decode_or_error"}:
-            astray.append((row["file"], row["expect"], outcome))
+    astray = []
+    with soon_and_in_little_memory():
+        for row in found:
+            try:
+                image = open_image(test_data / "dicom" / row["file"])
+            except ImageError as error:
+                outcome = "error"
+                require_plain(error)
+            else:
+                outcome = "decode"
+                assert image.constant or (image.pixels.min(), image.pixels.max()) == (0, 65535)
+                assert row["dec_shape"] in {"{}x{}".format(*image.pixels.shape), ""}
+                assert "PHISENT" not in repr(image)
+            if row["expect"] not in {outcome, "decode_or_error"}:
+                astray.append((row["file"], row["expect"], outcome))
     assert astray == []
-    for error in refused:
-        require_plain(error)
-    assert not any("PHI" in str(error) for error in refused)
 
 
 @pytest.mark.real_data
@@ -268,9 +263,8 @@ def test_worker_that_hangs_or_dies_is_replaced_and_costs_one_image_at_most() -> 
         (hanging,) = children() - before
         os.kill(hanging, signal.SIGSTOP)
         start = time.monotonic()
-        with pytest.raises(ImageError) as refused:
+        with pytest.raises(ImageError, match=r"^deadline"):
             decoder.open(data)
-        assert refused.value.code == "deadline"
         assert 0.9 < time.monotonic() - start < 5
         assert not psutil.pid_exists(hanging)
         assert decoder.open(data).pixels.any()
@@ -303,17 +297,16 @@ def test_image_on_which_two_workers_die_is_refused(monkeypatch: pytest.MonkeyPat
         raise images._WorkerDied("worker_died", "the decode worker died on this image")
 
     monkeypatch.setattr(images._Worker, "ask", die)
-    with Decoder(CONFIG, 1) as decoder, pytest.raises(ImageError) as refused:
+    with Decoder(CONFIG, 1) as decoder, pytest.raises(ImageError, match=r"^worker_died"):
         decoder.open(dicom_bytes(ramp()))
-    assert (refused.value.code, len(asked)) == ("worker_died", 2)
+    assert len(asked) == 2
 
 
 def test_memory_beyond_the_cap_is_refused_and_the_worker_lives_on() -> None:
     large = raster_bytes(np.zeros((6000, 6000), dtype=np.uint8), "png")
     with Decoder(ImagesConfig(memory_mb=48), 1) as decoder:
-        with pytest.raises(ImageError) as refused:
+        with pytest.raises(ImageError, match=r"^memory"):
             decoder.open(large)
-        assert refused.value.code == "memory"
         assert decoder.open(dicom_bytes(ramp())).pixels.any()
 
 
@@ -329,13 +322,12 @@ def test_threads_share_a_pool_and_no_worker_outlives_it() -> None:
 
 
 def test_square_of_the_worker_is_the_square_of_the_picture(tmp_path: Path) -> None:
-    image, decoder = dicom_bytes(ramp(90, 70), photometric="MONOCHROME1"), shared_decoder(CONFIG)
-    path = tmp_path / "image.dcm"
+    image, path = dicom_bytes(ramp(90, 70), photometric="MONOCHROME1"), tmp_path / "image.dcm"
     path.write_bytes(image)
     for equalize in (False, True):
-        answer = decoder.square(path, 32, equalize=equalize)
+        answer = shared_decoder(CONFIG).square(path, 32, equalize=equalize)
         assert (answer.height_px, answer.width_px) == (90, 70)
-        assert np.array_equal(answer.pixels, square(decoder.open(image), 32, equalize))
+        assert np.array_equal(answer.pixels, square(open_image(image), 32, equalize))
 
 
 def test_worker_that_cannot_start_is_no_images_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,12 +342,8 @@ def test_worker_that_cannot_start_is_no_images_fault(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", BOMBS)
 def test_bomb_is_refused_by_name(name: str) -> None:
     data = BOMBS[name].make()
-    caller = psutil.Process()
-    before, start = caller.memory_info().rss, time.monotonic()
-    with pytest.raises(ImageError) as refused:
+    with soon_and_in_little_memory(), pytest.raises(ImageError) as refused:
         open_image(data)
-    assert time.monotonic() - start < 10
-    assert caller.memory_info().rss - before < 256 * 2**20
     require_plain(refused.value)
     assert refused.value.code in BOMBS[name].reasons
 
@@ -438,18 +426,16 @@ def test_without_files_in_memory_images_go_by_temporary_ones(monkeypatch, tmp_pa
 
 
 def test_refused_by_first_bytes_and_size(tmp_path):
+    file, path, pipe = dicom_bytes(ramp()), tmp_path / "image.dcm", tmp_path / "pipe"
+    path.write_bytes(file)
+    os.mkfifo(pipe)
+    assert open_image(str(path)).pixels.any()
     assert refusal(b"") == "empty"
     assert refusal(b"file,view\nimages/a.jpg,PA\n" * 20) == "unknown_format"
-    file = dicom_bytes(ramp())
     assert refusal(file, max_bytes=len(file) - 1) == "too_many_bytes"
     require_image(file, len(file), max_bytes=len(file))
-    assert refusal(Path("/nowhere/image.dcm")) == "missing"
-    assert refusal("/nowhere/image.dcm") == "missing"
-    (tmp_path / "image.dcm").write_bytes(file)
-    assert open_image(str(tmp_path / "image.dcm")).pixels.any()
-    assert refusal(Path("/dev/null")) == "missing"
-    os.mkfifo(tmp_path / "pipe")
-    assert refusal(tmp_path / "pipe") == "missing"  # at once: nobody may ever write to it
+    for missing in (Path("/nowhere/image.dcm"), "/nowhere/image.dcm", Path("/dev/null"), pipe):
+        assert refusal(missing) == "missing"  # at once: nobody may ever write to the pipe
     assert is_dicom(bytes(128) + b"DICM")
     for data in (bytes(127) + b"DICM", bytes(129) + b"DICM", b"DICM" + bytes(128), bytes(132), b""):
         assert not is_dicom(data)

@@ -9,7 +9,7 @@ import yaml
 from medclip_dcl.core.errors import StudyError
 from medclip_dcl.core.plugins import SOURCES
 from medclip_dcl.data.dicom import metadata
-from medclip_dcl.data.source_settings import SourceConfig, find_file, relative_to_root
+from medclip_dcl.data.source_settings import find_file
 from medclip_dcl.data.sources.boxes import MS_CXR_COLUMNS
 from medclip_dcl.text.labeler.lexicon import LABELS
 from tests.house.tree import ROOT
@@ -37,12 +37,3 @@ def test_a_missing_table_says_where_it_was_looked_for(tmp_path: Path) -> None:
         find_file("table", "studies.csv", tmp_path, Path)
     with pytest.raises(StudyError, match=r"labels names no file.*root is not a folder: .*/nowhere"):
         find_file("labels", "l.csv", tmp_path / "nowhere", Path)
-
-
-def test_a_path_below_the_root_is_relative_however_it_is_written(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    relative = relative_to_root(tmp_path / "link", SourceConfig(prefix_strip="../png/"))
-    named = ("a.png", f"{tmp_path}/link/a.png", f"{tmp_path}/real/a.png", "../png/a.png")
-    assert [relative(path) for path in named] == ["a.png"] * 4
-    assert relative("/elsewhere/a.png") == "/elsewhere/a.png"  # refused where it is opened

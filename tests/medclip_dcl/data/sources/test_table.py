@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -32,6 +31,10 @@ def rejected(source: Source) -> set[tuple[str, str]]:
     return {(item.id, item.reason) for item in source.raw.rejects}
 
 
+def paths(source: Source) -> list[str]:
+    return [image.path for image in source.raw.images]
+
+
 def test_absolute_paths_below_the_root_are_the_roots_own(tmp_path: Path) -> None:
     """As pandas writes them, with the root as it is set or as its link leads."""
     folder, root = tmp_path / "disk", tmp_path / "link"
@@ -39,23 +42,16 @@ def test_absolute_paths_below_the_root_are_the_roots_own(tmp_path: Path) -> None
     root.symlink_to(folder)
     for name in ("1.png", "2.png", "3.png"):
         (folder / "a" / name).write_bytes(b"image")
-    paths = [f"{root}/a/1.png", f"{folder}/a/2.png", "a/3.png", r"a\1.png", f"{folder}x/a/1.png"]
-    content = [
-        {"who": str(n), "p": path, "r": "FINDINGS: one", "b": [[1, 1, 2, 2]]}
-        for n, path in enumerate(paths)
-    ]
+    named = [f"{root}/a/1.png", f"{folder}/a/2.png", "../x/a/3.png", r"a\1.png", f"{folder}x/1.png"]
+    row = {"r": "FINDINGS: one", "b": [[1, 1, 2, 2]]}
+    content = [row | {"who": str(n), "p": path} for n, path in enumerate(named)]
     (folder / "labels.csv").write_text(f"file,Edema\n{root}/a/1.png,1\na/2.png,0\n")
     boxes = ["dicom_id,category_name,label_text,x,y,w,h,image_width,image_height"]
     boxes += [f"{folder}/a/{name},Edema,edema,1,1,2,2,30,40" for name in ("1.png", "3.png")]
     (folder / "boxes.csv").write_text("\n".join(boxes))
-    source = read(
-        root,
-        content,
-        columns={"path": "p", "report": "r"},
-        labels="labels.csv",
-        label_id="file",
-        boxes="boxes.csv",
-    )
+    files = {"labels": "labels.csv", "label_id": "file", "boxes": "boxes.csv"}
+    columns = {"path": "p", "report": "r"}
+    source = read(root, content, columns=columns, prefix_strip="../x/", **files)
     kept = select(source.raw, SourceConfig(kind="table", columns={"path": "p"}))
     assert [image.path for image in kept.images] == ["a/1.png", "a/2.png", "a/3.png"]
     assert {(item.id, item.reason) for item in kept.rejects} == {
@@ -84,7 +80,7 @@ def test_lists_are_exploded_with_what_is_parallel_to_them(tmp_path: Path) -> Non
         ("row-000002", "no_image"),
         ("row-000003-0", "no_image"),
     }
-    assert [image.path for image in source.raw.images] == ["0.png", "1.png", "3.png"]
+    assert paths(source) == ["0.png", "1.png", "3.png"]
 
 
 def test_rows_of_one_study_are_joined_and_conflicts_counted(tmp_path: Path) -> None:
@@ -111,85 +107,77 @@ def test_ids_that_differ_in_blanks_alone_are_one(tmp_path: Path) -> None:
     source = read(tmp_path, content, columns=columns)
     ids = [(image.image_id, image.study_id, image.subject_id) for image in source.raw.images]
     assert ids == [(name, "s1", "p1") for name in "abc"] + [("d", "d", "p2")]  # blank: the image's
-    assert [image.path for image in source.raw.images] == [f"{row}.png" for row in range(4)]
+    assert paths(source) == [f"{row}.png" for row in range(4)]
     with pytest.raises(StudyError, match="export the column as text"):
         read(tmp_path, [{"who": 1e22, "f": "one"}], columns={"findings": "f"})
 
 
-def boxes_of(folder: Path, content: list[dict[str, Any]], **changes: Any) -> list[tuple[Any, ...]]:
-    columns = {"image": "x", "boxes": "o.b", "phrase": "o.p", "category": "o.c"}
-    columns |= changes.pop("columns", {})
-    source = read(folder, content, columns=columns, **changes)
-    names = ("image_id", "phrase", "category", "x", "y", "width", "height", "image_width")
-    boxes = [tuple(row[name] for name in names) for row in source.boxes.rows]
-    return [*boxes, dict(source.raw.counts), source.boxes.subjects]
+OF_BOXES = {"image": "x", "boxes": "o.b", "phrase": "o.p"}
+SIZED = OF_BOXES | {"width": "w", "height": "h"}
+FACTS = ("image_id", "phrase", "category", "x", "y", "width", "height", "image_width")
 
 
-SIZE = {"columns": {"width": "w", "height": "h"}}
-
-
-def test_boxes_of_either_form_and_unit_are_the_same(tmp_path: Path) -> None:
-    row = {"who": "a", "x": "0.png", "w": 40, "h": 20}
-    want = [("row-000000", "left  base".replace("  ", " "), "Edema", 10, 5, 20, 10, 40)]
-    want += [{"phrases_without_box": 0}, {"a"}]
-    for form, numbers in (
+@pytest.mark.parametrize(
+    ("form", "numbers"),
+    [
         ("xywh", [10, 5, 20, 10]),
         ("xyxy", [10, 5, 30, 15]),
         ("xywh_fraction", [0.25, 0.25, 0.5, 0.5]),
         ("xyxy_fraction", [0.25, 0.25, 0.75, 0.75]),
-    ):
-        # Objects of lists, as older `datasets` have them, and lists of objects.
-        lists = {"b": [numbers], "p": ["left  base"], "c": ["Edema"]}
-        objects = [{"b": numbers, "p": "left  base", "c": "Edema"}]
-        for given_as in (lists, objects):
-            found = boxes_of(tmp_path, [row | {"o": given_as}], box_form=form, **SIZE)
-            assert found == want, form
+    ],
+)
+def test_boxes_of_either_form_and_unit_are_the_same(tmp_path, form, numbers):
+    # Objects of lists, as older `datasets` have them, and lists of objects.
+    lists = {"b": [numbers], "p": ["left  base"], "c": ["Edema"]}
+    objects = [{"b": numbers, "p": "left  base", "c": "Edema"}]
+    for boxes in (lists, objects):
+        row = {"who": "a", "x": "0.png", "w": 40, "h": 20, "o": boxes}
+        source = read(tmp_path, [row], columns=SIZED | {"category": "o.c"}, box_form=form)
+        (found,) = source.boxes.rows
+        assert [found[name] for name in FACTS] == [
+            *("row-000000", "left base", "Edema"),
+            *(10, 5, 20, 10, 40),
+        ]
+        assert source.raw.counts == {"phrases_without_box": 0}
+        assert source.boxes.subjects == {"a"}
 
 
 def test_boxes_by_sentence_and_sentences_without(tmp_path: Path) -> None:
     groups = {"b": [[[0.1, 0.2, 0.3, 0.4], [0.5, 0.5, 0.6, 0.7]], []], "p": ["seen", "not seen"]}
-    columns = {"category": ""}
-    found = boxes_of(
-        tmp_path,
-        [{"who": "a", "x": "0.png", "o": groups}],
-        columns=columns,
-        box_form="xyxy_fraction",
-    )
-    assert [row[1] for row in found[:2]] == ["seen", "seen"]
-    assert np.allclose(found[1][3:7], (0.5, 0.5, 0.1, 0.2))
-    assert found[1][7] == 1  # nobody states the size: fractions of the image
-    assert found[2:] == [{"phrases_without_box": 1}, {"a"}]
+    content = [{"who": "a", "x": "0.png", "o": groups}]
+    source = read(tmp_path, content, columns=OF_BOXES, box_form="xyxy_fraction")
+    first, second = source.boxes.rows
+    assert (first["phrase"], second["phrase"]) == ("seen", "seen")
+    sides = [second[name] for name in ("x", "y", "width", "height")]
+    assert sides == pytest.approx([0.5, 0.5, 0.1, 0.2])
+    assert second["image_width"] == 1  # nobody states the size: fractions of the image
+    assert source.raw.counts == {"phrases_without_box": 1}
+    assert source.boxes.subjects == {"a"}
 
 
+@pytest.mark.parametrize("form", ["xywh", "xywh_fraction"])
 @pytest.mark.parametrize(
     "numbers", [[1, 2, 3], [10, 5, 40, 10], [-3, 0, 5, 5], [1, 1, 0, 5], [1, 1, float("nan"), 5]]
 )
-def test_box_outside_its_image_is_refused(tmp_path: Path, numbers: list[float]) -> None:
+def test_box_outside_its_image_is_refused(tmp_path: Path, numbers: list[float], form: str) -> None:
     content = [{"who": "a", "x": "0.png", "w": 40, "h": 20, "o": {"b": [numbers], "p": ["a"]}}]
-    columns = {"category": "", "width": "w", "height": "h"}
     with pytest.raises(StudyError, match="row 0"):
-        boxes_of(tmp_path, content, columns=columns, box_form="xywh")
-    with pytest.raises(StudyError, match="row 0"):
-        boxes_of(tmp_path, content, columns=columns, box_form="xywh_fraction")
+        read(tmp_path, content, columns=SIZED, box_form=form)
 
 
 def test_boxes_of_lists_of_images(tmp_path: Path) -> None:
     row = {"who": "a", "x": ["0.png", "1.png"], "w": [40, 30], "h": [20, 20]}
     per_image = {"b": [[[1, 1, 2, 2]], [[3, 3, 4, 4], [5, 5, 6, 6]]], "p": [["p"], ["q", "r"]]}
-    changes = {"columns": {"category": "", "width": "w", "height": "h"}, "box_form": "xywh"}
-    found = boxes_of(tmp_path, [row | {"o": per_image}], **changes)
-    assert [(box[0][-1], box[1], box[7]) for box in found[:3]] == [
+    source = read(tmp_path, [row | {"o": per_image}], columns=SIZED, box_form="xywh")
+    assert [
+        (box["image_id"][-1], box["phrase"], box["image_width"]) for box in source.boxes.rows
+    ] == [
         ("0", "p", 40),
         ("1", "q", 30),
         ("1", "r", 30),
     ]
     short = {"b": [[[1, 1, 2, 2]], []], "p": [["p", "q"], []]}
-    source = read(
-        tmp_path,
-        [row | {"o": short}],
-        columns={"image": "x", "boxes": "o.b", "phrase": "o.p", "width": "w", "height": "h"},
-        box_form="xywh",
-    )
+    source = read(tmp_path, [row | {"o": short}], columns=SIZED, box_form="xywh")
     assert rejected(source) == {("row-000000", "bad_row")}
     assert source.raw.images == []
 
