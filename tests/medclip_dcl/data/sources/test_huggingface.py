@@ -26,6 +26,9 @@ from tests.support.hub import COMMIT, DatasetHub, running_dataset_hub
 
 SPLITS = {"train": [0, 1, 2], "validation": [3], "test": [4, 0]}  # patient 0 is in two splits
 COLUMNS = {"image": "image", "subject_id": "who", "report": "text", "labels": {"Edema": "label"}}
+
+
+ANONYMOUS = COLUMNS | {"subject_id": ""}
 FEATURES = {
     "image": datasets.Image(),
     "who": datasets.Value("string"),
@@ -50,6 +53,12 @@ def split_of(numbers: list[int]) -> datasets.Dataset:
     return datasets.Dataset.from_list(rows, features=datasets.Features(FEATURES))
 
 
+def write_folder(folder: Path, numbers: dict[str, int]) -> None:
+    """Describe the images of a folder, by their names, as `datasets` reads it."""
+    lines = [json.dumps(row(n) | {"file_name": name}) for name, n in numbers.items()]
+    (folder / "metadata.jsonl").write_text("\n".join(lines))
+
+
 @pytest.fixture(scope="module")
 def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same dataset: by save_to_disk, as Parquet, as a folder of images, as tar files."""
@@ -57,14 +66,12 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     datasets.disable_progress_bars()
     parts = {split: split_of(numbers) for split, numbers in SPLITS.items()}
     datasets.DatasetDict(parts).save_to_disk(str(base / "saved"))
-    for name in ("parquet", "web"):
-        (base / name).mkdir()
+    (base / "web").mkdir()
     for split, numbers in SPLITS.items():
         parts[split].to_parquet(str(base / f"parquet/{split}-00000-of-00001.parquet"))
         folder = base / "images" / split
         folder.mkdir(parents=True)
-        lines = [json.dumps(row(n) | {"file_name": f"{n}.png"}) for n in numbers]
-        (folder / "metadata.jsonl").write_text("\n".join(lines))
+        write_folder(folder, {f"{n}.png": n for n in numbers})
         with tarfile.open(base / f"web/{split}.tar", "w") as tar:
             for n in numbers:
                 (folder / f"{n}.png").write_bytes(picture(n))
@@ -109,15 +116,17 @@ def test_every_form_gives_the_same(tmp_path: Path, forms: Path, form: str) -> No
     columns = COLUMNS | (OF_WEB if form == "web" else {})
     source, root = read(tmp_path / "work", forms / form, columns=columns)
     raw = source.raw
-    found = {image.image_id: image for image in raw.images}
-    assert {name: image.subject_id for name, image in found.items()} == {
-        f"{split}-{at:06d}": f"p{number}"
-        for split, numbers in SPLITS.items()
-        for at, number in enumerate(numbers)
+    assert {image.image_id: image.subject_id for image in raw.images} == {
+        "train-000000": "p0",
+        "train-000001": "p1",
+        "train-000002": "p2",
+        "validation-000000": "p3",
+        "test-000000": "p4",
+        "test-000001": "p0",
     }
     assert raw.splits["p0"] == {"train", "test"}
     assert [raw.splits[f"p{n}"] for n in (2, 3, 4)] == [{"train"}, {"validate"}, {"test"}]
-    assert raw.labels["Edema"].to_pylist() == [int(n % 2 == 0) for n in [*SPLITS["train"], 3, 4, 0]]
+    assert raw.labels["Edema"].to_pylist() == [1, 0, 1, 0, 1, 1]
     assert raw.studies[1].report == ReportText("FINDINGS: number 1.")
     for image in raw.images:
         assert path_under(root, image.path).read_bytes() == picture(int(image.subject_id[1:]))
@@ -132,13 +141,10 @@ def test_splits_are_mapped_or_left_out_and_a_config_of_several_is_named(tmp_path
     assert source.raw.splits == {}
     with pytest.raises(ConfigError, match="nothing"):
         read(tmp_path, forms / "saved", splits={"train": "nothing"})
-    anonymous = {"columns": COLUMNS | {"subject_id": ""}}
-    source, _ = read(tmp_path, forms / "saved", **anonymous)
-    assert not source.raw.by_patient
-    assert len(source.raw.splits) == 6
+    source, _ = read(tmp_path, forms / "saved", columns=ANONYMOUS)
+    assert (source.raw.by_patient, len(source.raw.splits)) == (False, 6)
     with pytest.raises(ConfigError, match="own splits alone"):
-        read(tmp_path, forms / "saved", splits={"any": "train"}, **anonymous)
-    (tmp_path / "set").mkdir()
+        read(tmp_path, forms / "saved", splits={"any": "train"}, columns=ANONYMOUS)
     lines = []
     for name, number in (("frontal", 1), ("lateral", 2)):
         split_of([number]).to_parquet(str(tmp_path / f"set/{name}.parquet"))
@@ -156,23 +162,20 @@ def test_splits_are_mapped_or_left_out_and_a_config_of_several_is_named(tmp_path
     [
         (errno.ENOSPC, "", ArtifactUnwritable),
         (errno.EIO, "cache", ArtifactUnwritable),
-        (errno.EACCES, "data.parquet", StudyError),
+        (errno.EACCES, "set/data.parquet", StudyError),
         (errno.EISDIR, "cache", StudyError),
     ],
 )
 def test_a_full_disk_is_not_taken_for_a_dataset_that_cannot_be_read(
     tmp_path, monkeypatch, number, file, expected
 ):
-    root = tmp_path / "set"
-    root.mkdir()
-    where = str((tmp_path if file == "cache" else root) / file) if file else None
-
     def load(*_: object, **__: object) -> None:
-        raise OSError(number, "of the disk", where)
+        raise OSError(number, "of the disk", str(tmp_path / file) if file else None)
 
+    (tmp_path / "set").mkdir()
     monkeypatch.setattr(datasets, "load_dataset_builder", load)
     with pytest.raises(expected):
-        read(tmp_path / "work", root)
+        read(tmp_path / "work", tmp_path / "set")
 
 
 def test_folders_that_hold_no_dataset_are_refused(tmp_path: Path, forms: Path) -> None:
@@ -206,14 +209,13 @@ def test_a_link_out_of_the_folder_is_not_copied(tmp_path: Path) -> None:
     (tmp_path / "secret.png").write_bytes(picture(0))
     (tmp_path / "set/a.png").symlink_to(tmp_path / "secret.png")
     (tmp_path / "set/b.png").write_bytes(picture(1))
-    lines = [json.dumps(row(n) | {"file_name": name}) for n, name in ((0, "a.png"), (1, "b.png"))]
-    (tmp_path / "set/metadata.jsonl").write_text("\n".join(lines))
+    write_folder(tmp_path / "set", {"a.png": 0, "b.png": 1})
     source, root = read(tmp_path / "work", tmp_path / "set")
     assert [file.read_bytes() for file in root.glob("train-00000/*")] == [picture(1)]
-    paths = {image.subject_id: image.path for image in source.raw.images}
-    assert path_under(root, paths["p1"]).read_bytes() == picture(1)
+    linked, own = source.raw.images
+    assert path_under(root, own.path).read_bytes() == picture(1)
     with pytest.raises(StudyError):
-        path_under(root, paths["p0"])
+        path_under(root, linked.path)
 
 
 def saved(folder: Path, images: list[Any], feature: Any) -> Path:
@@ -249,12 +251,10 @@ def test_bytes_paths_and_neither(tmp_path: Path) -> None:
 def test_lists_of_images_are_of_one_study_and_columns_without_images_are_refused(tmp_path):
     root = saved(tmp_path, [[picture(0), picture(1)], [], [picture(2)]], [datasets.Value("binary")])
     source, rows = read(tmp_path / "work", root, **OF_IMAGES)
-    found = [(image.study_id, (rows / image.path).read_bytes()) for image in source.raw.images]
-    assert found == [
-        ("train-000000", picture(0)),
-        ("train-000000", picture(1)),
-        ("train-000002", picture(2)),
-    ]
+    studies = ["train-000000", "train-000000", "train-000002"]
+    assert [image.study_id for image in source.raw.images] == studies
+    for number, image in enumerate(source.raw.images):
+        assert (rows / image.path).read_bytes() == picture(number)
     root = saved(tmp_path, [1, 2], datasets.Value("int32"))
     with pytest.raises(StudyError, match="a column without images"):
         read(tmp_path / "work", root, **OF_IMAGES)
@@ -315,14 +315,10 @@ def test_terms_are_to_be_accepted_and_a_full_disk_is_no_fault_of_the_hub(
 
 
 def test_terms_and_missing_patients_reach_manifest_and_card(tmp_path: Path, forms: Path) -> None:
-    anonymous = {"columns": COLUMNS | {"subject_id": ""}}
-    source, _ = read(tmp_path, forms / "parquet", **anonymous)
+    source, _ = read(tmp_path, forms / "parquet", columns=ANONYMOUS)
     settings = SourceConfig(kind="huggingface", columns={"image": "image"})
-    (tmp_path / "manifest").mkdir()
-    summary = write_manifest(tmp_path / "manifest", source, settings)
-    assert summary["splits_by_patient"] is False
-    dataset = json.loads((tmp_path / "manifest" / manifest.DATASET).read_text())
-    assert dataset == {"licence": "other, use-agreement", "terms": "Share nothing."}
+    assert write_manifest(tmp_path, source, settings)["splits_by_patient"] is False
+    dataset = json.loads((tmp_path / manifest.DATASET).read_text())
     facts = {"terms": "", "splits": {}, "labels": {}, "rejected": {}, "stages": {}, "digests": {}}
     page = data_card(facts | {"source": "huggingface", "dataset": dataset, "by_patient": False})
     assert "| terms | Share nothing. |" in page

@@ -1,34 +1,23 @@
 """Labels: every form says the same, what is not a label is refused, and no value is printed."""
 
-import csv
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sklearn.metrics import cohen_kappa_score
 
 from medclip_dcl.core.artifact import Artifact
 from medclip_dcl.core.errors import ConfigError, StudyError
-from medclip_dcl.core.tables import read_table
-from medclip_dcl.data.manifest import (
-    STUDY_LABELS,
-    label_format,
-    label_names,
-    read_labels,
-)
+from medclip_dcl.data.manifest import STUDY_LABELS, read_labels
 from medclip_dcl.data.selection import write_manifest
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.data.sources.labels import label_table
 from medclip_dcl.data.sources.open_i import read_headings, read_open_i
 from medclip_dcl.data.sources.readers import read_source
 from medclip_dcl.text.labeler.lexicon import LABELS
-
-TEST_DATA = os.environ.get("TEST_DATA")
-needs_data = pytest.mark.skipif(not TEST_DATA, reason="TEST_DATA names no folder of real data")
 
 WANT = {
     "s1": {"Edema": 1, "Pleural Effusion": 0},
@@ -60,24 +49,30 @@ def labels_of(
     root: Path, added: dict[str, list[Any]], mapped: object, **settings: object
 ) -> dict[str, dict[str, int]]:
     """Labels of the manifest of a table of four studies, without what is blank."""
-    values: dict[str, list[Any]] = {"study": [f"s{row}" for row in range(1, 5)], "who": [*"abcd"]}
-    values |= {"text": [f"Report {row}." for row in range(1, 5)]} | added
-    pq.write_table(pa.table(values), root / "t.parquet")
-    names: dict[str, object] = {"study_id": "study", "subject_id": "who", "report": "text"}
-    names |= {"labels": mapped} if mapped else {}
-    table = {"kind": "table", "table": "t.parquet", "columns": names}
-    return manifest_labels(root, table | settings)
+    values = {"study": ["s1", "s2", "s3", "s4"], "who": [*"abcd"], "text": ["A report."] * 4}
+    pq.write_table(pa.table(values | added), root / "t.parquet")
+    columns = {"study_id": "study", "subject_id": "who", "report": "text"}
+    columns |= {"labels": mapped} if mapped else {}
+    return manifest_labels(root, {"table": "t.parquet", "columns": columns} | settings)
 
 
 def manifest_labels(root: Path, settings: dict[str, object]) -> dict[str, dict[str, int]]:
-    source = SourceConfig.model_validate({"max_reject_share": 1.0, "root": str(root)} | settings)
+    given = {"kind": "table", "root": str(root), "max_reject_share": 1.0} | settings
+    source = SourceConfig.model_validate(given)
     (root / "manifest").mkdir(exist_ok=True)
     write_manifest(root / "manifest", read_source(source, Path), source)
-    rows = read_table(root / "manifest", label_format(source.findings)).to_pylist()
+    files: dict[str, dict[str, Any]] = {STUDY_LABELS.file: {}}
+    labels = read_labels(Artifact(root / "manifest", "manifest", 2, {}, "", files, "", {}, {}))
     return {
         row.pop("study_id"): {name: code for name, code in row.items() if code is not None}
-        for row in rows
+        for row in labels.to_pylist()
     }
+
+
+def write_images(folder: Path, count: int) -> None:
+    folder.mkdir(exist_ok=True)
+    for number in range(1, count + 1):
+        (folder / f"{number}.png").write_bytes(b"x" * 2000)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -92,29 +87,22 @@ def test_a_table_of_its_own_is_joined_by_ids_and_may_name_images(tmp_path: Path)
     codes = {"1": 1.0, "2": None, "3": -1.0, "unknown": 1.0}
     rows = [{"path": f"a/{name}.png", "Edema": code} for name, code in codes.items()]
     (tmp_path / "labels.json").write_text("\n".join(json.dumps(row) for row in rows))
-    files = {"file": [f"a/{row}.png" for row in range(1, 5)]}
-    named = {"labels": "labels.json", "label_id": "path"}
+    write_images(tmp_path / "a", 4)
     columns = {"image_id": "file", "study_id": "study", "subject_id": "who", "report": "text"}
-    columns["path"] = "file"
-    (tmp_path / "a").mkdir()
-    for row in range(1, 5):
-        (tmp_path / f"a/{row}.png").write_bytes(b"x" * 2000)
-    found = labels_of(tmp_path, files, None, columns=columns, **named)
+    settings = {"columns": columns | {"path": "file"}, "labels": "labels.json", "label_id": "path"}
+    found = labels_of(tmp_path, {"file": [f"a/{n}.png" for n in range(1, 5)]}, None, **settings)
     assert found == {"s1": {"Edema": 1}, "s3": {"Edema": -1}}
 
 
 def test_ids_of_studies_and_of_images_are_not_confused(tmp_path: Path) -> None:
     """Both are numbered from 1, and two images belong to each study."""
-    lines = ["image,study,who,file,text"]
-    for image in range(1, 5):
-        (tmp_path / f"{image}.png").write_bytes(b"x" * 2000)
-        study = (image + 1) // 2
-        lines.append(f"{image},{study},p{study},{image}.png,Report {study}.")
-    (tmp_path / "t.csv").write_text("\n".join(lines))
+    write_images(tmp_path, 4)
+    rows = "1,1,p1,1.png,A\n2,1,p1,2.png,A\n3,2,p2,3.png,B\n4,2,p2,4.png,B\n"
+    (tmp_path / "t.csv").write_text(f"image,study,who,file,text\n{rows}")
     (tmp_path / "labels.csv").write_text("id,Edema\n1,1\n2,0\n")
     columns = {"image_id": "image", "study_id": "study", "subject_id": "who", "path": "file"}
-    settings: dict[str, object] = {"kind": "table", "table": "t.csv", "labels": "labels.csv"}
-    settings |= {"label_id": "id", "columns": columns | {"report": "text"}}
+    settings: dict[str, object] = {"table": "t.csv", "labels": "labels.csv", "label_id": "id"}
+    settings |= {"columns": columns | {"report": "text"}}
     with pytest.raises(ConfigError, match=r"has 1 ids .* say which .* \{study: id\} or \{image"):
         manifest_labels(tmp_path, settings)
     by_study = manifest_labels(tmp_path, settings | {"label_id": {"study": "id"}})
@@ -131,9 +119,8 @@ def test_ids_of_studies_and_of_images_are_not_confused(tmp_path: Path) -> None:
     ],
 )
 def test_where_no_id_joins_the_message_says_what_would(tmp_path, ids, words):
-    lines = "".join(f"{name},1\n" for name in ids)
-    (tmp_path / "l.csv").write_text(f"study_id,Edema\n{lines}")
-    with pytest.raises(StudyError, match=f"{len(ids)} rows, of which 0 have a study.*{words}"):
+    (tmp_path / "l.csv").write_text("study_id,Edema\n{},1\n{},1\n".format(*ids))
+    with pytest.raises(StudyError, match=f"2 rows, of which 0 have a study.*{words}"):
         labels_of(tmp_path, {}, None, labels="l.csv")
 
 
@@ -149,11 +136,10 @@ def test_ids_of_labels_are_stripped_and_those_of_no_study_counted(tmp_path: Path
 
 def test_images_without_reports_keep_their_labels(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("file,who,class\n1.png,a,bacterial\n2.png,b,normal\n")
-    for row in (1, 2):
-        (tmp_path / f"{row}.png").write_bytes(b"x" * 2000)
+    write_images(tmp_path, 2)
     columns = {"path": "file", "image_id": "file", "subject_id": "who", "labels": "class"}
     names = {"Pneumonia": ["bacterial", "viral"], "No Finding": ["normal"]}
-    settings = {"kind": "table", "table": "t.csv", "columns": columns, "label_names": names}
+    settings = {"table": "t.csv", "columns": columns, "label_names": names}
     assert manifest_labels(tmp_path, settings) == {
         "1.png": {"Pneumonia": 1, "No Finding": 0},
         "2.png": {"Pneumonia": 0, "No Finding": 1},
@@ -175,27 +161,28 @@ def test_all_that_is_not_a_label_is_counted_without_being_printed(tmp_path: Path
     values = {"edema": ["1", "2", "Jane Roe", "Jane Roe"], "fluid": ["0", "0.5", "0.5", ""]}
     with pytest.raises(StudyError, match=r"labels of t\.parquet") as caught:
         labels_of(tmp_path, values, CODES)
-    for words in (
-        "'edema' in 3 rows (2 different), first in row 1",
-        "'fluid' in 2 rows (1 different), first in row 1",
-    ):
-        assert words in str(caught.value)
-    assert not any(word in str(caught.value) for word in ("Jane", "0.5"))
+    message = str(caught.value)
+    assert "'edema' in 3 rows (2 different), first in row 1" in message
+    assert "'fluid' in 2 rows (1 different), first in row 1" in message
+    assert not any(word in message for word in ("Jane", "0.5"))
 
 
-def test_what_names_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match=r"no column \['edema'\]"):
-        labels_of(tmp_path, {}, {"Edema": "edema"})
-    with pytest.raises(StudyError, match=r"no name of \['Edema'\] in any row"):
-        labels_of(tmp_path, {"l": list("abcd")}, "l", label_names={"Edema": ["oedema"]})
-    with pytest.raises(StudyError, match=r"no name of \['Atelectasis'"):
-        labels_of(tmp_path, {"l": list("abcd")}, "l")
-    (tmp_path / "l.csv").write_text("study_id,Edema\ns9,1\n")
-    with pytest.raises(StudyError, match="0 have a study"):
-        labels_of(tmp_path, {}, None, labels="l.csv")
-    (tmp_path / "l.csv").write_text("study_id,oedema\ns1,1\n")
-    with pytest.raises(StudyError, match=r"findings, only \['study_id', 'oedema'\]"):
-        labels_of(tmp_path, {}, None, labels="l.csv")
+@pytest.mark.parametrize(
+    ("mapped", "settings", "words"),
+    [
+        ({"Edema": "edema"}, {}, r"no column \['edema'\]"),
+        ("l", {"label_names": {"Edema": ["oedema"]}}, r"no name of \['Edema'\] in any row"),
+        ("l", {}, r"no name of \['Atelectasis'"),
+        (None, {"labels": "study_id,Edema\ns9,1\n"}, "0 have a study"),
+        (None, {"labels": "study_id,oedema\ns1,1\n"}, r"findings, only \['study_id', 'oedema'\]"),
+    ],
+)
+def test_what_names_nothing_is_refused(tmp_path, mapped, settings, words):
+    if "labels" in settings:
+        (tmp_path / "l.csv").write_text(settings["labels"])
+        settings = {"labels": "l.csv"}
+    with pytest.raises(StudyError, match=words):
+        labels_of(tmp_path, {"l": list("abcd")}, mapped, **settings)
 
 
 @pytest.mark.parametrize(
@@ -229,58 +216,34 @@ def test_headings_are_read_as_labels(headings: list[str], labels: dict[str, int 
     assert bool(found) == bool(labels)
 
 
-@needs_data
-def test_open_i_s_headings_agree_with_other_people_s_labels(tmp_path: Path) -> None:
+@pytest.mark.real_data
+def test_open_i_s_headings_agree_with_other_people_s_labels(test_data: Path) -> None:
     """Kappa of each finding with the labels that NegBio's authors made of the same headings."""
-    path = Path(TEST_DATA or "") / "openi" / "reports.jsonl"
-    reports = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    with (tmp_path / "indiana_reports.csv").open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["uid", "MeSH", "findings", "impression"])
-        writer.writerows(
-            [row["uid"], ";".join(row["mesh"]), row["findings"], row["impression"]]
-            for row in reports
-        )
-    table = read_open_i(tmp_path).labels
-    assert table.num_rows > 2300
-    ours = {row["study_id"]: row for row in table.to_pylist()}
+    lines = (test_data / "openi/reports.jsonl").read_text(encoding="utf-8").splitlines()
+    gold = {f"CXR{row['uid']}": row["gold"] for row in map(json.loads, lines)}
+    ours = read_open_i(test_data / "openi").labels.to_pylist()
+    assert len(ours) > 2300
     names = {"Effusion": "Pleural Effusion", "normal": "No Finding"}
     for theirs in ("Atelectasis", "Cardiomegaly", "Edema", "Pneumothorax", *names):
         finding = names.get(theirs, theirs)
-        pairs = [
-            (ours[f"CXR{row['uid']}"][finding], row["gold"][theirs])
-            for row in reports
-            if f"CXR{row['uid']}" in ours
-        ]
-        both = np.array([pair for pair in pairs if pair[0] in {0, 1}])
-        chance = sum(np.mean(both[:, 0] == code) * np.mean(both[:, 1] == code) for code in (0, 1))
-        agree = np.mean(both[:, 0] == both[:, 1])
-        assert (agree - chance) / (1 - chance) > 0.85, (finding, agree)
+        known = [row for row in ours if row[finding] in {0, 1}]
+        codes = [[row[finding] for row in known], [gold[row["study_id"]][theirs] for row in known]]
+        assert cohen_kappa_score(*codes) > 0.85, finding
 
 
 def test_a_source_names_its_own_findings_and_one_name_may_stand_for_two(tmp_path):
     added = {"found": [["Tuberculosis"], ["hernia", "nodule"], [], None]}
     own = {"findings": ["Nodule", "Tuberculosis", "Hernia"]}
-    assert labels_of(tmp_path, added, "found", **own) == {
-        "s1": {"Nodule": 0, "Tuberculosis": 1, "Hernia": 0},
-        "s2": {"Nodule": 1, "Tuberculosis": 0, "Hernia": 1},
-        "s3": {"Nodule": 0, "Tuberculosis": 0, "Hernia": 0},
-    }
+    found = labels_of(tmp_path, added, "found", **own)
+    assert [list(row.items()) for row in found.values()] == [
+        [("Nodule", 0), ("Tuberculosis", 1), ("Hernia", 0)],
+        [("Nodule", 1), ("Tuberculosis", 0), ("Hernia", 1)],
+        [("Nodule", 0), ("Tuberculosis", 0), ("Hernia", 0)],
+    ]
     names = {"Pneumothorax": ["Hydropneumothorax"], "Pleural Effusion": ["hydropneumothorax"]}
     column = {"found": ["hydropneumothorax", "other", "", "No Indexing"]}
     found = labels_of(tmp_path, column, "found", label_names=names)
     assert found == {"s1": dict.fromkeys(names, 1), "s2": dict.fromkeys(names, 0)}
-
-
-def test_labels_are_read_by_the_findings_of_their_manifest(tmp_path: Path) -> None:
-    added = {"tb": ["1", "0", "", "1"], "nod": ["0", "", "1", "0"]}
-    own = {"findings": ["Nodule", "Tuberculosis"]}
-    labels_of(tmp_path, added, {"Tuberculosis": "tb", "Nodule": "nod"}, **own)
-    files: dict[str, dict[str, Any]] = {STUDY_LABELS.file: {}}
-    listed = Artifact(tmp_path / "manifest", "manifest", 2, {}, "", files, "", {}, {})
-    table = read_labels(listed)
-    assert label_names(table) == ("Nodule", "Tuberculosis")
-    assert table["Tuberculosis"].to_pylist() == [1, 0, None, 1]
 
 
 @pytest.mark.parametrize(
