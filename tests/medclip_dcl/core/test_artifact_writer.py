@@ -12,19 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from medclip_dcl.core import artifact_writer
 from medclip_dcl.core.artifact import (
     HEADER,
     ArtifactType,
     make_fingerprint,
     open_artifact,
     remove_retired,
-)
-from medclip_dcl.core.artifact_writer import (
-    ArtifactWriter,
-    changed_code,
-    map_resumable,
-    remove_resumable,
-    write_artifact,
 )
 from medclip_dcl.core.errors import ArtifactError, ArtifactStale, ArtifactUnwritable
 from medclip_dcl.core.files import STAGED, write_text
@@ -33,9 +27,11 @@ from tests.support.headers import ARTIFACT, COSTLY, made_by_other_code, make
 
 def begin(
     path: Path, kind: ArtifactType = ARTIFACT, *, same_code: bool = False, **settings: object
-) -> AbstractContextManager[ArtifactWriter]:
+) -> AbstractContextManager[artifact_writer.ArtifactWriter]:
     """Begin to write an artifact of some settings, or go on with its draft."""
-    return write_artifact(path, kind, make_fingerprint(kind, settings, {}), same_code=same_code)
+    return artifact_writer.write_artifact(
+        path, kind, make_fingerprint(kind, settings, {}), same_code=same_code
+    )
 
 
 def test_a_draft_is_resumed_by_its_recipe_alone_and_seals_nothing_half_written(tmp_path) -> None:
@@ -214,13 +210,13 @@ def test_a_killed_run_goes_on_after_its_last_unit_and_nothing_of_it_is_sealed(tm
         return [{"value": 2 * item} for item in part]
 
     with pytest.raises(KeyboardInterrupt):
-        map_resumable(tmp_path, "x", range(6), 2, doubled, lambda _: None)
-    rows = map_resumable(tmp_path, "x", range(6), 2, doubled, done.append)
+        artifact_writer.map_resumable(tmp_path, "x", range(6), 2, doubled, lambda _: None)
+    rows = artifact_writer.map_resumable(tmp_path, "x", range(6), 2, doubled, done.append)
     assert asked[6:] == [4, 5]
     assert [row["value"] for row in rows] == [0, 2, 4, 6, 8, 10]
     assert done == [2, 2, 2]
     (tmp_path / "kept").touch()
-    remove_resumable(tmp_path)
+    artifact_writer.remove_resumable(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
@@ -228,11 +224,11 @@ def test_an_artifact_knows_the_code_that_made_it_and_stays_valid(tmp_path):
     sealed = make(tmp_path / "thing")
     assert sealed.origin["packages"]["numpy"] == np.__version__
     assert 0 <= sealed.origin["seconds"] < 60
-    assert changed_code(sealed) == []
+    assert artifact_writer.changed_code(sealed) == []
     assert len(sealed.origin["code"]["medclip_dcl/core/files.py"]) == 16
     made_by_other_code(tmp_path / "thing", "medclip_dcl/core/files.py")
     opened = open_artifact(tmp_path / "thing", ARTIFACT)
-    assert changed_code(opened) == ["medclip_dcl/core/files.py"]
+    assert artifact_writer.changed_code(opened) == ["medclip_dcl/core/files.py"]
     assert (opened.digest, opened.fingerprint) == (sealed.digest, sealed.fingerprint)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from medclip_dcl.core.errors import StudyError
 from medclip_dcl.core.tables import read_table
-from medclip_dcl.data import manifest
+from medclip_dcl.data import manifest, selection
 from medclip_dcl.data.records import (
     LONGEST_REPORT,
     BoxTable,
@@ -19,14 +19,6 @@ from medclip_dcl.data.records import (
     Source,
     Study,
     Text,
-)
-from medclip_dcl.data.selection import (
-    Selection,
-    assign_splits,
-    labels_of,
-    require_few_rejects,
-    select,
-    write_manifest,
 )
 from medclip_dcl.data.source_settings import SourceConfig
 from tests.support.records import CLEAR, image, studies
@@ -38,8 +30,8 @@ NO_BOXES = BoxTable([], set(), 0)
 HEAD = b"\n FINDINGS: "
 
 
-def select_reports(root: Path, *reports: Study) -> Selection:
-    return select(RawStudies(root, studies=[*reports], has_images=False), CONFIG)
+def select_reports(root: Path, *reports: Study) -> selection.Selection:
+    return selection.select(RawStudies(root, studies=[*reports], has_images=False), CONFIG)
 
 
 def test_candidates_are_the_images_of_the_right_view_and_rows_that_named_none(tmp_path):
@@ -55,7 +47,7 @@ def test_candidates_are_the_images_of_the_right_view_and_rows_that_named_none(tm
         image("g", 7),
         rejects=[Reject("row-000007", "bad_id")],
     )
-    chosen = select(raw, CONFIG)
+    chosen = selection.select(raw, CONFIG)
     assert [item.image_id for item in chosen.images] == ["c", "d", "g"]
     assert chosen.subjects == {"s1": "p1", "s2": "p2", "s5": "p5", "s7": "p7"}
     assert [tuple(item) for item in chosen.rejects] == [
@@ -114,7 +106,7 @@ def test_a_blank_view_counts_as_frontal_where_it_is_asked_for_or_nothing_names_v
         ({"kind": "table"}, ["a"]),
         ({"kind": "table", "columns": {"view": "side"}}, []),
     ):
-        chosen = select(raw, SourceConfig(**settings))
+        chosen = selection.select(raw, SourceConfig(**settings))
         assert [item.image_id for item in chosen.images] == kept
 
 
@@ -122,14 +114,14 @@ def test_a_blank_view_counts_as_frontal_where_it_is_asked_for_or_nothing_names_v
 def test_a_pointer_has_a_kibibyte_at_most(tmp_path: Path, size: int, found: list[str]) -> None:
     raw = studies(tmp_path, image("a", 1))
     (tmp_path / "a.png").write_bytes(b"version https://git-lfs.github.com/spec/v1\n".ljust(size))
-    assert [item.reason for item in select(raw, CONFIG).rejects] == found
+    assert [item.reason for item in selection.select(raw, CONFIG).rejects] == found
 
 
 def test_the_reasons_of_what_is_lost_add_up_to_it(tmp_path: Path) -> None:
     rejects = [Reject("x", "bad_header"), Reject("y", "modality"), Reject("z", "modality")]
     raw = studies(tmp_path, image("a", 1), image("b", 2), image("b", 2), image("c", 3, view="LL"))
     raw = replace(raw, rejects=rejects, studies=raw.studies[:1])
-    chosen = select(raw, CONFIG)
+    chosen = selection.select(raw, CONFIG)
     assert chosen.reasons == {"bad_header": 1, "duplicate_id": 1, "no_report": 1}
     assert (chosen.candidates, chosen.lost) == (4, chosen.reasons.total())
     words = (
@@ -137,11 +129,13 @@ def test_the_reasons_of_what_is_lost_add_up_to_it(tmp_path: Path) -> None:
         r" is 0\.5: correct the source, or set it to 0\.75"
     )
     with pytest.raises(StudyError, match=words):
-        write_manifest(tmp_path, Source(raw, NO_BOXES), SourceConfig(max_reject_share=0.5))
+        selection.write_manifest(
+            tmp_path, Source(raw, NO_BOXES), SourceConfig(max_reject_share=0.5)
+        )
     assert (chosen.least_share, replace(chosen, candidates=7).least_share) == (0.75, 0.43)
-    require_few_rejects(chosen, chosen.least_share)
+    selection.require_few_rejects(chosen, chosen.least_share)
     blank = replace(raw, studies=[Study("s1", "p1", Text("", "", ""))], images=raw.images[:1])
-    assert select(blank, CONFIG).reasons == {"bad_header": 1, "empty_report": 1}
+    assert selection.select(blank, CONFIG).reasons == {"bad_header": 1, "empty_report": 1}
 
 
 def test_a_source_without_images_and_reports_is_refused(tmp_path: Path) -> None:
@@ -154,18 +148,18 @@ def test_a_source_without_images_and_reports_is_refused(tmp_path: Path) -> None:
         (RawStudies(tmp_path), "no image or report that is asked for; correct its root"),
     ):
         with pytest.raises(StudyError, match=words):
-            write_manifest(tmp_path, Source(raw, NO_BOXES), CONFIG)
+            selection.write_manifest(tmp_path, Source(raw, NO_BOXES), CONFIG)
 
 
 def test_splits_are_parts_of_a_hash_of_the_patient_unless_given_ones_or_boxes_overrule_it():
-    splits = assign_splits([f"p{number}" for number in range(200)], {}, set(), 0.25, 0.5)
+    splits = selection.assign_splits([f"p{number}" for number in range(200)], {}, set(), 0.25, 0.5)
     for name, split in splits.items():
         first = hashlib.sha256(f"split {name}".encode()).digest()[0]  # 256 equal parts
         assert split == ("test" if first < 128 else "validate" if first < 192 else "train")
     given = {"a": {"train"}, "b": {"train", "test"}, "c": {"validate", "train"}, "d": {"train"}}
-    splits = assign_splits("abcd", given, {"d"}, 0.0, 0.0)
+    splits = selection.assign_splits("abcd", given, {"d"}, 0.0, 0.0)
     assert splits == {"a": "train", "b": "test", "c": "validate", "d": "test"}
-    assert assign_splits(["e"], {}, set(), 0.0, 0.0) == {"e": "train"}
+    assert selection.assign_splits(["e"], {}, set(), 0.0, 0.0) == {"e": "train"}
 
 
 def test_the_summary_counts_what_was_written(tmp_path: Path) -> None:
@@ -182,7 +176,7 @@ def test_the_summary_counts_what_was_written(tmp_path: Path) -> None:
         card={"name": "owner/set", "licence": "cc0"},
     )
     boxes = BoxTable([box | {"image_id": "a"}, box | {"image_id": "c"}], {"p1"}, unknown=4)
-    assert write_manifest(tmp_path, Source(raw, boxes), CONFIG) == {
+    assert selection.write_manifest(tmp_path, Source(raw, boxes), CONFIG) == {
         "images": 2,
         "reports": 2,
         "patients": 2,
@@ -209,7 +203,7 @@ def test_the_summary_counts_what_was_written(tmp_path: Path) -> None:
 
 def test_the_first_labels_of_a_study_count() -> None:
     labels = pa.table({"study_id": ["s3", "s1", "s3", "s2"], "Edema": [1, 0, -1, 1]})
-    assert labels_of(labels, {"s1", "s3", "s4"}).to_pylist() == [
+    assert selection.labels_of(labels, {"s1", "s3", "s4"}).to_pylist() == [
         {"study_id": "s1", "Edema": 0},
         {"study_id": "s3", "Edema": 1},
     ]

@@ -4,19 +4,7 @@ import pytest
 import torch
 
 from medclip_dcl.core.errors import ReportError, TrainingError
-from medclip_dcl.likelihood import LanguageModelConfig
-from medclip_dcl.likelihood.fitting import (
-    NOT_ASKED,
-    SPECIAL_TOKENS,
-    EncodedCorpus,
-    FitStateFile,
-    _corpora,
-    _is_held_out,
-    _predict,
-    fit_model,
-    masked_accuracy,
-    train_tokenizer,
-)
+from medclip_dcl.likelihood import LanguageModelConfig, fitting
 from medclip_dcl.likelihood.masked_lm import LanguageModel
 from medclip_dcl.likelihood.pll import encode_sentences
 from tests.support.bert import SENTENCES, tiny_bert, tiny_tokenizer
@@ -25,10 +13,10 @@ SETTINGS = LanguageModelConfig(steps=30, batch=16, learning_rate=5e-3)
 SHORT = SETTINGS.model_copy(update={"steps": 10})
 
 
-def tiny_corpus(sentences=SENTENCES) -> EncodedCorpus:
+def tiny_corpus(sentences=SENTENCES) -> fitting.EncodedCorpus:
     tokenizer = tiny_tokenizer()
     encodings = encode_sentences(tokenizer, sentences)
-    return EncodedCorpus(encodings, len(tokenizer), tokenizer.mask_token_id)
+    return fitting.EncodedCorpus(encodings, len(tokenizer), tokenizer.mask_token_id)
 
 
 def have_same_bits(one, other) -> bool:
@@ -38,9 +26,9 @@ def have_same_bits(one, other) -> bool:
 
 def test_fitting_restores_masked_pieces_of_the_corpus():
     model, corpus = tiny_bert(scale=0, dropout=0.0), tiny_corpus()
-    before = masked_accuracy(model, corpus, 4, seed=1)
-    fit_model(model, corpus, SETTINGS.model_copy(update={"steps": 150}), seed=0)
-    after = masked_accuracy(model, corpus, 4, seed=1)
+    before = fitting.masked_accuracy(model, corpus, 4, seed=1)
+    fitting.fit_model(model, corpus, SETTINGS.model_copy(update={"steps": 150}), seed=0)
+    after = fitting.masked_accuracy(model, corpus, 4, seed=1)
     assert before["held_out_accuracy"] < 0.4
     assert after["held_out_accuracy"] > 0.6
     assert after["held_out_nats"] < before["held_out_nats"] / 2
@@ -49,8 +37,8 @@ def test_fitting_restores_masked_pieces_of_the_corpus():
 
 def test_a_fit_that_goes_on_from_a_saved_state_ends_with_the_same_bits(tmp_path, monkeypatch):
     whole, stopped, resumed = tiny_bert(), tiny_bert(), tiny_bert(scale=1.0)
-    fit_model(whole, tiny_corpus(), SHORT, seed=5)
-    file, written = FitStateFile(tmp_path), []
+    fitting.fit_model(whole, tiny_corpus(), SHORT, seed=5)
+    file, written = fitting.FitStateFile(tmp_path), []
     write = file.write
 
     def kill(model, optimizer, step):
@@ -63,21 +51,21 @@ def test_a_fit_that_goes_on_from_a_saved_state_ends_with_the_same_bits(tmp_path,
     monkeypatch.setattr("medclip_dcl.likelihood.fitting._SAVE_EVERY_S", 0.0)
     monkeypatch.setattr("medclip_dcl.likelihood.fitting._SAVING_SHARE", 1e9)
     with pytest.raises(KeyboardInterrupt):
-        fit_model(stopped, tiny_corpus(), SHORT, 5, file)
+        fitting.fit_model(stopped, tiny_corpus(), SHORT, 5, file)
     assert written == [1, 2, 3, 4, 5, 6]
     monkeypatch.setattr(file, "write", lambda *state: written.append(state[-1]))
-    fit_model(resumed, tiny_corpus(), SHORT, 5, file)
+    fitting.fit_model(resumed, tiny_corpus(), SHORT, 5, file)
     assert written[6:] == [7, 8, 9]
     assert have_same_bits(whole, resumed)
 
 
 @pytest.mark.parametrize("data", [None, b"half a fi"])
 def test_missing_or_damaged_state_means_a_fresh_start(tmp_path, data):
-    whole, started, file = tiny_bert(), tiny_bert(), FitStateFile(tmp_path)
+    whole, started, file = tiny_bert(), tiny_bert(), fitting.FitStateFile(tmp_path)
     if data is not None:
         (tmp_path / "fit_state.safetensors").write_bytes(data)
-    fit_model(whole, tiny_corpus(), SHORT, 5)
-    fit_model(started, tiny_corpus(), SHORT, 5, file)
+    fitting.fit_model(whole, tiny_corpus(), SHORT, 5)
+    fitting.fit_model(started, tiny_corpus(), SHORT, 5, file)
     assert have_same_bits(whole, started)
     file.remove()
     assert list(tmp_path.iterdir()) == []
@@ -87,14 +75,14 @@ def test_a_gradient_that_is_no_number_stops_the_fit():
     model = tiny_bert()
     model.cls.predictions.bias.data[0] = torch.nan
     with pytest.raises(TrainingError, match="learning_rate"):
-        fit_model(model, tiny_corpus(), SETTINGS, seed=0)
+        fitting.fit_model(model, tiny_corpus(), SETTINGS, seed=0)
 
 
 def test_trimmed_forward_pass_equals_the_whole_model():
     model, corpus = tiny_bert(), tiny_corpus()
     batch = corpus.draw(6, torch.Generator().manual_seed(0))
-    logits, labels = _predict(model, batch)
-    asked = batch.labels != NOT_ASKED
+    logits, labels = fitting._predict(model, batch)
+    asked = batch.labels != fitting.NOT_ASKED
     torch.testing.assert_close(logits, model(batch.ids).logits[asked], atol=1e-5, rtol=1e-5)
     assert torch.equal(labels, batch.labels[asked])
 
@@ -104,7 +92,7 @@ def test_batches_hold_one_length_and_draw_sentences_alike():
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
         batch = corpus.draw(5, generator)
-        asked = batch.labels != NOT_ASKED
+        asked = batch.labels != fitting.NOT_ASKED
         assert asked.any(1).all()
         assert not asked[:, 0].any()
         assert not asked[:, -1].any()
@@ -121,7 +109,7 @@ def test_eight_of_ten_asked_pieces_are_masks():
     generator = torch.Generator().manual_seed(0)
     masks = asked = same = 0
     for batch in corpus.all_once(50, generator):
-        where = batch.labels != NOT_ASKED
+        where = batch.labels != fitting.NOT_ASKED
         asked += int(where.sum())
         masks += int((batch.ids[where] == 4).sum())
         same += int((batch.ids[where] == batch.labels[where]).sum())
@@ -136,13 +124,13 @@ LONG = "no effusion or " * 43  # 129 word pieces and two of the tokenizer's own
 
 def test_whole_reports_are_held_out_and_long_sentences_are_counted():
     studies = [f"s{number}" for number in range(100)]
-    held_out = sum(map(_is_held_out, studies))
+    held_out = sum(map(fitting._is_held_out, studies))
     rows = [(study, text) for study in studies for text in (SENTENCES[0], LONG)]
-    fitted, unseen, dropped = _corpora(LOADED, rows)
+    fitted, unseen, dropped = fitting._corpora(LOADED, rows)
     assert 0 < held_out < 20
     assert (len(fitted), len(unseen), dropped) == (100 - held_out, held_out, 100)
-    rows = [(study, LONG if _is_held_out(study) else SENTENCES[1]) for study in studies]
-    fitted, unseen, dropped = _corpora(LOADED, rows)
+    rows = [(study, LONG if fitting._is_held_out(study) else SENTENCES[1]) for study in studies]
+    fitted, unseen, dropped = fitting._corpora(LOADED, rows)
     assert (len(fitted), len(unseen)) == (100 - dropped - 1, 1)
 
 
@@ -156,18 +144,18 @@ def test_whole_reports_are_held_out_and_long_sentences_are_counted():
 )
 def test_what_cannot_be_fitted_is_refused_with_its_figures(rows, reason):
     with pytest.raises(ReportError, match=reason):
-        _corpora(LOADED, rows)
+        fitting._corpora(LOADED, rows)
 
 
 def test_the_tokenizer_lower_cases_writes_every_character_and_is_learned_alike_each_time():
-    tokenizer = train_tokenizer(SENTENCES * 3, 200, 64)
-    assert tokenizer.convert_ids_to_tokens(range(5)) == list(SPECIAL_TOKENS)
+    tokenizer = fitting.train_tokenizer(SENTENCES * 3, 200, 64)
+    assert tokenizer.convert_ids_to_tokens(range(5)) == list(fitting.SPECIAL_TOKENS)
     assert " ".join(tokenizer.tokenize("NO Pleural, effusion.")) == "no pleural [UNK] effusion ."
     ids = tokenizer("No effusion.")["input_ids"]
     assert (ids[0], ids[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
-    tokenizer = train_tokenizer(SENTENCES, 100, 64)
+    tokenizer = fitting.train_tokenizer(SENTENCES, 100, 64)
     assert len(tokenizer) <= 100
     assert tokenizer.unk_token not in tokenizer.tokenize("unclear lungs flung apart")
     # the trainer's hash tables are seeded at random each time
-    first, *others = (train_tokenizer(SENTENCES * 3, 120, 64).get_vocab() for _ in range(4))
+    first, *others = (fitting.train_tokenizer(SENTENCES * 3, 120, 64).get_vocab() for _ in range(4))
     assert all(other == first for other in others)

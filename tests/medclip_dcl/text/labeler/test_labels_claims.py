@@ -10,17 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.method.labeler import SHORT, notation
-from medclip_dcl.text.labeler import lexicon
+from medclip_dcl.text.labeler import labels, lexicon
 from medclip_dcl.text.labeler.forms import write_out
-from medclip_dcl.text.labeler.labels import (
-    FINDINGS,
-    ReportLabels,
-    read_claims,
-    read_report,
-    read_sentence,
-    reader_digest,
-    report_labels_of,
-)
 from medclip_dcl.text.labeler.lexicon import CUES, PHRASES_OF, split_phrases
 from medclip_dcl.text.labeler.phrases import Polarity
 from medclip_dcl.text.sections import read_loose_sections
@@ -37,13 +28,13 @@ CLAIMS, SENTENCES = rows_of("claims.csv"), rows_of("sentences.csv")
 RULES = [row for row in SENTENCES if row["part"] == "rules"]
 
 
-def read(text: str, kind: str) -> ReportLabels:
+def read(text: str, kind: str) -> labels.ReportLabels:
     """Read a sentence; of a report, the claims of its sections."""
     if kind != "reports":
-        return read_claims(text)
+        return labels.read_claims(text)
     sections = [section for section in read_loose_sections(text) if section]
     sentences = [text for section in sections for _, text in split_section(section).sentences]
-    return report_labels_of(map(read_report, sentences))
+    return labels.report_labels_of(map(labels.read_report, sentences))
 
 
 @pytest.mark.parametrize("row", CLAIMS, ids=lambda row: f"{row['kind']}: {row['text'][:60]}")
@@ -57,7 +48,7 @@ def test_nearly_every_sentence_is_read_as_expected(kind: str) -> None:
     wrong = [
         row["sentence"]
         for row in rows
-        if notation(read_claims(row["sentence"])) != set(row["claims"].split())
+        if notation(labels.read_claims(row["sentence"])) != set(row["claims"].split())
     ]
     assert len(wrong) <= 0.1 * len(rows), wrong
 
@@ -65,7 +56,7 @@ def test_nearly_every_sentence_is_read_as_expected(kind: str) -> None:
 def test_the_tables_are_large_repeat_nothing_and_hold_every_finding() -> None:
     said = {item.partition(":")[0] for row in CLAIMS for item in row["claims"].split()}
     assert {f"+{key}" for key in SHORT.values()} <= said
-    assert SHORT.keys() == set(FINDINGS)
+    assert SHORT.keys() == set(labels.FINDINGS)
     assert len({(row["kind"], row["text"]) for row in CLAIMS}) == len(CLAIMS) >= 380
     assert len({row["sentence"] for row in RULES}) == len(RULES) >= 300
     assert min(Counter(row["kind"] for row in RULES).values()) >= 10
@@ -81,22 +72,24 @@ def test_prose_is_left_as_it_is(text: str) -> None:
 
 def test_reports_unite_their_sentences_and_assert_over_hedges_and_hedge_over_denials():
     text = "No pneumonia. Possible pneumonia. No effusion. Left effusion. Possible effusion."
-    assert notation(read_claims(text)) == {"?pna", "+eff:l"}
+    assert notation(labels.read_claims(text)) == {"?pna", "+eff:l"}
     parts = ["Lungs are clear.", "Small left effusion.", "Degenerative changes.", "No edema."]
-    assert report_labels_of(map(read_report, parts)) == read_claims(" ".join(parts))
-    assert read_claims("No acute disease. Heart size normal.").normal
-    assert not read_claims("No acute disease. Scoliosis.").normal
-    assert not read_claims("No acute disease. Possible nodule.").normal
+    assert labels.report_labels_of(map(labels.read_report, parts)) == labels.read_claims(
+        " ".join(parts)
+    )
+    assert labels.read_claims("No acute disease. Heart size normal.").normal
+    assert not labels.read_claims("No acute disease. Scoliosis.").normal
+    assert not labels.read_claims("No acute disease. Possible nodule.").normal
 
 
 def test_claims_survive_the_columns_of_the_artifact_and_a_text_without_any_is_false():
-    claims = read_claims("Left effusion. Cardiomegaly. No edema. Possible pneumonia.")
+    claims = labels.read_claims("Left effusion. Cardiomegaly. No edema. Possible pneumonia.")
     row = claims.to_row()
     assert row["asserted"] == ["Cardiomegaly", "Pleural Effusion|left"]
-    assert ReportLabels.from_row(row) == claims
-    assert not read_claims("PA and lateral views of the chest.")
-    assert read_claims("Normal chest.")
-    assert read_claims("Possible pneumonia.")
+    assert labels.ReportLabels.from_row(row) == claims
+    assert not labels.read_claims("PA and lateral views of the chest.")
+    assert labels.read_claims("Normal chest.")
+    assert labels.read_claims("Possible pneumonia.")
 
 
 PHRASES = [
@@ -113,9 +106,9 @@ TEXTS = st.one_of(
 @settings(max_examples=150, deadline=None)
 @given(TEXTS)
 def test_any_text_gives_disjoint_claims_about_known_findings(text: str) -> None:
-    claims = read_claims(text)
+    claims = labels.read_claims(text)
     asserted = set(claims.asserted)
-    assert asserted | claims.negated | claims.uncertain <= set(FINDINGS)
+    assert asserted | claims.negated | claims.uncertain <= set(labels.FINDINGS)
     assert not asserted & claims.negated
     assert not asserted & claims.uncertain
     assert not claims.negated & claims.uncertain
@@ -142,7 +135,7 @@ def test_time_grows_with_length_and_not_with_its_square(unit: str) -> None:
         times = []
         for _ in range(3):
             start = time.process_time()
-            read_claims(text)
+            labels.read_claims(text)
             times.append(time.process_time() - start)
         return min(times)
 
@@ -152,13 +145,13 @@ def test_time_grows_with_length_and_not_with_its_square(unit: str) -> None:
 
 
 def test_concepts_are_finer_than_findings_and_the_digest_follows_the_words(monkeypatch):
-    reading = read_sentence("Emphisema with a small mass, no hiatal hernia.")
+    reading = labels.read_sentence("Emphisema with a small mass, no hiatal hernia.")
     assert [(item.concept, item.polarity) for item in reading.mentions] == [
         ("Emphysema", Polarity.ASSERTED),
         ("Mass", Polarity.ASSERTED),
         ("Hernia", Polarity.NEGATED),
     ]
-    before = reader_digest()
-    assert before == reader_digest()
+    before = labels.reader_digest()
+    assert before == labels.reader_digest()
     monkeypatch.setitem(lexicon.PHRASES_OF, "Edema", "edema")
-    assert reader_digest() != before
+    assert labels.reader_digest() != before
