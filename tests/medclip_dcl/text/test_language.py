@@ -42,14 +42,9 @@ def test_english_is_not_taken_for_another_and_what_speaks_for_none_has_none() ->
 
 
 def test_foreign_reports_have_no_labels_and_english_ones_keep_theirs():
-    sentences = [
-        "Herz normal groß.",
-        "Pneumothorax.",
-        "Kein Erguss links.",
-        "Infiltrat rechts basal.",
-    ]
     assert read_claims("Pneumothorax.").asserted
-    assert report_labels_of(map(read_report, sentences)) == SILENT
+    foreign = ["Herz normal groß.", "Pneumothorax.", "Kein Erguss links.", "Infiltrat rechts."]
+    assert report_labels_of(map(read_report, foreign)) == SILENT
     text = "Small left effusion. No pneumothorax. Heart size is normal. Gracias por su referencia."
     assert read_claims(text).negated >= {"Pneumothorax"}
 

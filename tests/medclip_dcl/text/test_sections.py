@@ -12,51 +12,51 @@ from medclip_dcl.text.cleaning import clean_text
 from medclip_dcl.text.mimic_sections import (
     HEADER_OF,
     SPAN_OF,
-    Sections,
     cut_release_report,
     read_sections,
     section_name,
 )
 from medclip_dcl.text.sections import cut_report, read_loose_sections
 
-NOTHING = Sections("", "", "")
+NOTHING = ("", "", "")
 _ROWS = Path(__file__).with_name("layouts.jsonl").read_text(encoding="utf-8").split("\n")
 LAYOUTS = [json.loads(row) for row in _ROWS if row]
 """Texts with their sections or sentences, headers with names, sentences with the broken rule."""
 
 
-def report(*lines: str) -> str:
-    return "FINAL REPORT\n" + "\n".join(f" {line}" for line in lines) + "\n"
+def report(lines: str) -> str:
+    return "FINAL REPORT\n" + "".join(f" {line}\n" for line in lines.split("|"))
 
 
-def test_headers_have_one_space_capitals_and_a_colon_and_the_last_of_several_sections_counts():
-    text = report(
-        "INDICATION:  Cough.", "", "FINDINGS: ", "", "Clear.", "", "IMPRESSION: No change."
-    )
-    assert read_sections(text) == Sections("Clear.", "No change.", "")
-    text = report("IMPRESSION: Addendum.", "______", "FINDINGS: Clear.", "IMPRESSION: Final.")
-    assert read_sections(text) == Sections("Clear.", "Final.", "")
-    text = report("FINDINGS: Clear.", "Note: not a header.", "IMPRESSION- nor this.")
-    assert read_sections(text) == Sections(
-        "Clear.\n Note: not a header.\n IMPRESSION- nor this.", "", ""
-    )
-    assert read_sections("x\nFINDINGS: unindented.\n") == NOTHING
-    assert read_sections("FINDINGS: on the first line.\n") == NOTHING
-    text = report("FINDINGS: IMPRESSION: Clear.", "IMPRESSION: Normal.")
-    assert read_sections(text) == Sections("IMPRESSION: Clear.", "Normal.", "")
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("INDICATION:  Cough.||FINDINGS: ||Clear.||IMPRESSION: Same.", ("Clear.", "Same.", "")),
+        ("IMPRESSION: Old.|______|FINDINGS: Clear.|IMPRESSION: Final.", ("Clear.", "Final.", "")),
+        ("FINDINGS: IMPRESSION: Clear.|IMPRESSION: So.", ("IMPRESSION: Clear.", "So.", "")),
+        (
+            "FINDINGS: Clear.|Note: none.|IMPRESSION- nor.",
+            ("Clear.\n Note: none.\n IMPRESSION- nor.", "", ""),
+        ),
+        # the last paragraph stands in, and last of all the comparison
+        (
+            "INDICATION: Cough.|COMPARISON: None.||It is clear.||Done.",
+            ("", "", "It is clear.\n \n Done."),
+        ),
+        ("COMPARISON: Old image.|INDICATION: Cough.||Clear.", ("", "", "Clear.")),
+        ("COMPARISON: To ___, no change.|INDICATION: Cough.", ("", "", "To ___, no change.")),
+        ("INDICATION: Cough.|TECHNIQUE: Portable.", NOTHING),
+    ],
+)
+def test_headers_have_one_space_capitals_and_a_colon_and_the_last_of_several_sections_counts(
+    lines: str, expected: tuple[str, str, str]
+) -> None:
+    assert read_sections(report(lines)) == expected
 
 
-def test_the_last_paragraph_and_last_of_all_the_comparison_stand_in():
-    text = report(
-        "INDICATION: Cough.", "COMPARISON: None.", "", "The lungs are clear.", "", "Done."
-    )
-    assert read_sections(text) == Sections("", "", "The lungs are clear.\n \n Done.")
-    text = report("COMPARISON: Compared to ___, no change.", "INDICATION: Cough.")
-    assert read_sections(text) == Sections("", "", "Compared to ___, no change.")
-    paragraphs = report("COMPARISON: Old image.", "INDICATION: Cough.", "", "Clear.")
-    assert read_sections(paragraphs) == Sections("", "", "Clear.")
-    assert read_sections(report("INDICATION: Cough.", "TECHNIQUE: Portable.")) == NOTHING
-    assert read_sections("") == NOTHING
+@pytest.mark.parametrize("text", ["x\nFINDINGS: unindented.\n", "FINDINGS: on line 1.\n", ""])
+def test_a_header_is_below_the_first_line_and_indented(text: str) -> None:
+    assert read_sections(text) == NOTHING
 
 
 def test_studies_sectioned_by_hand_are_those_of_the_release():
@@ -66,13 +66,12 @@ def test_studies_sectioned_by_hand_are_those_of_the_release():
     assert all(len(study) == 8 and study[0] == "5" for study in (*HEADER_OF, *SPAN_OF))
     assert all(start < end or start == end == 0 for start, end in SPAN_OF.values())
     text = " FINDINGS: no.".ljust(47, "-") + "x" * 273 + "y" * 50
-    assert read_sections(text, "51410602") == Sections("", "", "x" * 273)
+    assert read_sections(text, "51410602") == ("", "", "x" * 273)
     assert read_sections(report("FINDINGS: Clear."), "58235663") == NOTHING
-    text = report("TECHNIQUE: Heart is large.", "IMPRESSION: See above.")
-    assert read_sections(text, "59279892") == Sections("", "", "Heart is large.")
-    assert read_sections(text, "50000000") == Sections("", "See above.", "")
-    missing = report("IMPRESSION: Clear.")
-    assert read_sections(missing, "59279892") == Sections("", "Clear.", "")
+    text = report("TECHNIQUE: Heart is large.|IMPRESSION: See above.")
+    assert read_sections(text, "59279892") == ("", "", "Heart is large.")
+    assert read_sections(text, "50000000") == ("", "See above.", "")
+    assert read_sections(report("IMPRESSION: Clear."), "59279892") == ("", "Clear.", "")
 
 
 def test_headers_get_their_usual_name() -> None:
@@ -93,10 +92,8 @@ def test_parts_of_any_text_are_all_of_it(text: str) -> None:
 
 
 def test_a_report_of_the_release_is_cut_as_it_is_read() -> None:
-    text = report("INDICATION: Cough.", "", "FINDINGS: Clear.", "", "IMPRESSION: Normal.")
-    parts = {part.name: (part.body.strip(), part.section) for part in cut_release_report(text)}
-    assert parts["indication"] == ("Cough.", "")
-    assert (parts["findings"], parts["impression"]) == (
-        ("Clear.", "findings"),
-        ("Normal.", "impression"),
-    )
+    parts = cut_release_report(report("INDICATION: Cough.||FINDINGS: Clear.||IMPRESSION: Normal."))
+    found = {part.name: (part.body.strip(), part.section) for part in parts}
+    assert found["indication"] == ("Cough.", "")
+    assert found["findings"] == ("Clear.", "findings")
+    assert found["impression"] == ("Normal.", "impression")
