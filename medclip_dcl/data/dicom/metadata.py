@@ -222,8 +222,8 @@ def walk_elements(
             break
         kind = head[4:6]
         # Items and delimiters have no VR in any syntax, and some writers leave out those of others.
-        has_vr = not (form.implicit or unknown or tag[0] == 0xFFFE)
-        if not (has_vr and kind.isalpha() and kind.isupper()):
+        has_vr = b"AA" <= kind <= b"ZZ" and tag[0] != 0xFFFE
+        if form.implicit or unknown or not has_vr:
             length, wide = int.from_bytes(head[4:8], order), 8
         elif kind in _LONG_VRS:
             length, wide = int.from_bytes(head[8:12], order), 12
