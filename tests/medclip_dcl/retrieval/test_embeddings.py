@@ -114,33 +114,27 @@ def by_sorting(scores: np.ndarray, count: int) -> list[int]:
     return sorted(np.argsort(-scores, kind="stable")[:count].tolist())
 
 
-@pytest.mark.parametrize("size", [1, 63, 64, 1000, 20_011])
 @pytest.mark.parametrize("count", [1, 7, 150])
-def test_the_highest_scores_are_those_of_a_sort(size: int, count: int) -> None:
-    scores = np.random.default_rng(size).standard_normal(size).astype(np.float32)
-    assert highest(scores, count).tolist() == by_sorting(scores, count)
-
-
-def test_of_equal_scores_the_first_are_taken() -> None:
-    for levels in (1, 2, 5):
-        scores = np.random.default_rng(levels).integers(0, levels, 30_000).astype(np.float32)
-        assert highest(scores, 100).tolist() == by_sorting(scores, 100)
+def test_the_highest_scores_are_those_of_a_sort_and_of_equal_ones_the_first(count: int) -> None:
+    rng = np.random.default_rng(0)
+    differing = [rng.standard_normal(size) for size in (1, 63, 64, 1000, 20_011)]
+    equal = [rng.integers(0, levels, 30_000) for levels in (1, 2, 5)]
+    for scores in (item.astype(np.float32) for item in (*differing, *equal)):
+        assert highest(scores, count).tolist() == by_sorting(scores, count)
 
 
 def test_only_allowed_rows_are_found_and_of_many_those_of_a_product():
-    vectors = np.eye(5, dtype=np.float32)
+    nearest = InMemoryIndex(Shards([np.eye(5, dtype=np.float32)], 5))
     direction = np.array([5, 4, 3, 2, 1], dtype=np.float32)
     allowed = np.array([False, True, False, True, True])
-    nearest = InMemoryIndex(Shards([vectors], len(vectors)))
     assert nearest.rows(direction, allowed, 2).tolist() == [1, 3]
     assert nearest.rows(direction, allowed, 9).tolist() == [1, 3, 4]
     assert nearest.rows(direction, np.zeros(5, dtype=bool), 2).tolist() == []
     assert nearest.rows(direction, None, 2).tolist() == [0, 1]
-    rng = np.random.default_rng(0)
-    vectors = rng.standard_normal((20_000, 32)).astype(np.float32)
+    vectors = np.random.default_rng(0).standard_normal((20_000, 32)).astype(np.float32)
     nearest = InMemoryIndex(Shards([vectors], len(vectors)))
-    direction = rng.standard_normal(32).astype(np.float32)
-    assert nearest.rows(direction, None, 100).tolist() == by_sorting(vectors @ direction, 100)
+    expected = by_sorting(vectors @ vectors[7], 100)
+    assert nearest.rows(vectors[7], None, 100).tolist() == expected
 
 
 SIMILARITY = SimilarityConfig(dim=8)
@@ -176,11 +170,8 @@ def test_the_best_of_a_sketch_hold_more_of_the_best_than_mean_regions_do() -> No
     exact = image_sentence_scores(images, asked, SIMILARITY).numpy()
 
     def recall(near: np.ndarray) -> float:
-        best = np.argsort(-exact, axis=1)[:, :10]
-        kept = np.argsort(-near, axis=1)[:, :40]
-        return float(
-            np.mean([np.isin(one, other).mean() for one, other in zip(best, kept, strict=True)])
-        )
+        best, kept = np.argsort(-exact, axis=1)[:, :10], np.argsort(-near, axis=1)[:, :40]
+        return np.mean([np.isin(*pair).mean() for pair in zip(best, kept, strict=True)])
 
     by_sketch = recall(sketch.of_vectors(asked.numpy()) @ sketch.of_images(images, SIMILARITY).T)
     by_mean = recall(asked.numpy() @ functional.normalize(images.mean(1), dim=-1).numpy().T)

@@ -12,14 +12,7 @@ from PIL import Image
 from medclip_dcl.core.errors import CheckpointError, ConfigError
 from medclip_dcl.models.similarity import image_sentence_scores
 from medclip_dcl.retrieval import IndexConfig
-from medclip_dcl.retrieval.embeddings import (
-    SKETCH,
-    Sketch,
-    map_array,
-    map_pictures,
-    pool,
-    shard_name,
-)
+from medclip_dcl.retrieval.embeddings import Layout, map_pictures, pool, shard_name
 from medclip_dcl.retrieval.index import findings_of, select_content, write_index
 from tests.support.embeddings import (
     SIMILARITY,
@@ -31,28 +24,30 @@ from tests.support.embeddings import (
 )
 
 SETTINGS = IndexConfig(shard_rows=20)
+IMAGES, TEXTS = 48, 27
 
 
-def images() -> NumberedImages:
-    return NumberedImages(manifest_table(48).column("image_id").to_pylist())
+def images(count: int = IMAGES) -> NumberedImages:
+    return NumberedImages([f"image-{number:03d}" for number in range(count)])
+
+
+def layout(folder: Path) -> Layout:
+    return Layout(folder.joinpath, IMAGES, TEXTS, SETTINGS.shard_rows, SIMILARITY.dim)
 
 
 def test_identical_sentences_are_one_row_counted_once_a_report_and_images_need_pixels():
     chosen = selection()
     counts = {row["text"]: row["studies"] for row in chosen.texts}
-    assert len(chosen.texts) == 24 + 3
-    assert counts["Shared 0."] == 8
-    assert counts["Opacity 5."] == 1
+    assert len(counts) == len(chosen.texts) == TEXTS
+    assert (counts["Shared 0."], counts["Opacity 5."]) == (8, 1)
     assert [row["text_key"] for row in chosen.texts] == sorted(r["text_key"] for r in chosen.texts)
-    sentences = sentence_table(24)
-    twice = sentences.slice(0, 1)
-    chosen = select_content(manifest_table(48), pa.concat_tables([sentences, twice]), {}, images())
-    assert next(row["studies"] for row in chosen.texts if row["text"] == "Opacity 0.") == 1
-    prepared = NumberedImages([f"image-{number:03d}" for number in range(40)])
-    chosen = select_content(manifest_table(48), sentence_table(24), {}, prepared)
+    manifest, sentences = manifest_table(IMAGES), sentence_table(24)
+    repeated = pa.concat_tables([sentences, sentences.slice(0, 1)])
+    assert select_content(manifest, repeated, {}, images()).texts == chosen.texts
+    chosen = select_content(manifest, sentences, {}, images(40))
     assert (len(chosen.images), chosen.without_pixels) == (40, 8)
     with pytest.raises(ConfigError, match="no image of the manifest is prepared"):
-        select_content(manifest_table(48), sentence_table(24), {}, NumberedImages([]))
+        select_content(manifest, sentences, {}, images(0))
 
 
 def test_an_image_has_its_report_s_findings_and_labels_that_reports_are_not_read_for() -> None:
@@ -76,13 +71,13 @@ def test_an_image_has_its_report_s_findings_and_labels_that_reports_are_not_read
 
 def test_shards_hold_every_image_in_order_and_thumbnails_of_its_proportions(tmp_path):
     counts = write_index(tmp_path, selection(), images(), HashedEncoder(), SETTINGS, SIMILARITY, 7)
-    shards = [map_array(tmp_path / shard_name("regions", n), np.float16) for n in range(3)]
+    shards = layout(tmp_path).open("regions").arrays
     assert [len(shard) for shard in shards] == [20, 20, 8]
     expected = HashedEncoder().embed_images(images().pixels(21)[None])[0].numpy()
     np.testing.assert_allclose(shards[1][1], expected, atol=1e-3)
     assert counts == {
-        "images": 48,
-        "texts": 27,
+        "images": IMAGES,
+        "texts": TEXTS,
         "occurrences": 48,
         "images_without_pixels": 0,
         "candidate_recall_at_10": None,
@@ -92,30 +87,27 @@ def test_shards_hold_every_image_in_order_and_thumbnails_of_its_proportions(tmp_
     assert Image.open(io.BytesIO(pictures[0].as_py())).size == (128, 256)
 
 
+class Counting(HashedEncoder):
+    """It is stopped once it has embedded `most` images."""
+
+    def __init__(self, most: int) -> None:
+        self.seen, self.most = 0, most
+
+    def embed_images(self, images):
+        if self.seen >= self.most:
+            raise KeyboardInterrupt
+        self.seen += len(images)
+        return super().embed_images(images)
+
+
 def test_a_shard_that_is_there_is_not_embedded_again(tmp_path: Path) -> None:
-    class Counting(HashedEncoder):
-        calls = 0
-
-        def embed_images(self, images):
-            self.calls += len(images)
-            if self.calls > 20:
-                raise KeyboardInterrupt
-            return super().embed_images(images)
-
+    encoder = Counting(20)
     with pytest.raises(KeyboardInterrupt):
-        write_index(tmp_path, selection(), images(), Counting(), SETTINGS, SIMILARITY)
+        write_index(tmp_path, selection(), images(), encoder, SETTINGS, SIMILARITY)
     first = (tmp_path / shard_name("pooled", 0)).read_bytes()
-
-    class Rest(HashedEncoder):
-        seen = 0
-
-        def embed_images(self, images):
-            self.seen += len(images)
-            return super().embed_images(images)
-
-    rest = Rest()
-    write_index(tmp_path, selection(), images(), rest, SETTINGS, SIMILARITY)
-    assert rest.seen == 28
+    encoder.most = IMAGES
+    write_index(tmp_path, selection(), images(), encoder, SETTINGS, SIMILARITY)
+    assert encoder.seen == IMAGES
     assert (tmp_path / shard_name("pooled", 0)).read_bytes() == first
 
 
@@ -128,40 +120,25 @@ def test_pooled_vector_is_the_direction_of_the_mean() -> None:
             pool(np.asarray(bad, dtype=np.float32)[None, None])
 
 
-TEXTS = 27
-
-
-def built(folder: Path, landmarks: int, candidates: int) -> float | None:
-    folder.mkdir(exist_ok=True)
-    chosen = IndexConfig(shard_rows=20, candidates=candidates)
-    counts = write_index(
-        folder, selection(), images(), HashedEncoder(), chosen, SIMILARITY, landmarks=landmarks
-    )
-    return counts["candidate_recall_at_10"]
-
-
 def test_recall_is_the_share_of_the_exact_best_among_the_candidates(tmp_path):
     """Eight of 27 sentences are landmarks of random images: hardly better than chance, 20 of 48."""
-    recall = built(tmp_path, landmarks=12, candidates=20)
-    whole = {
-        what: np.concatenate([map_array(tmp_path / shard_name(what, n), dtype) for n in range(3)])
-        for what, dtype in (("regions", np.float16), ("image_sketches", np.float32))
-    }
-    texts = np.concatenate(
-        [map_array(tmp_path / shard_name("texts", n), np.float32) for n in (0, 1)]
-    )
-    landmarks = {round(index) for index in np.linspace(0, TEXTS - 1, 8) // 1}
-    asked = texts[[row for row in range(TEXTS) if row not in landmarks]]
-    assert len(asked) == 19
-    regions = torch.from_numpy(whole["regions"].astype(np.float32)).flatten(1, 2)
+
+    def built(landmarks: int) -> float | None:
+        own = IndexConfig(shard_rows=20, candidates=20)
+        written = selection(), images(), HashedEncoder(), own, SIMILARITY
+        (tmp_path / str(landmarks)).mkdir()
+        counts = write_index(tmp_path / str(landmarks), *written, landmarks=landmarks)
+        return counts["candidate_recall_at_10"]
+
+    recall, index = built(12), layout(tmp_path / "12")
+    asked = np.delete(index.open("texts").whole(), [0, 3, 7, 11, 14, 18, 22, 26], axis=0)
+    regions = torch.from_numpy(index.open("regions").whole().astype(np.float32)).flatten(1, 2)
     exact = image_sentence_scores(regions, torch.from_numpy(asked), SIMILARITY).numpy()
-    sketch = Sketch.read(tmp_path / SKETCH, SIMILARITY.dim)
-    near = sketch.of_vectors(asked) @ whole["image_sketches"].T
+    near = index.sketch.of_vectors(asked) @ index.open("image_sketches").whole().T
     shares = [
         len(set(np.argsort(-one)[:10]) & set(np.argsort(-other)[:20])) / 10
         for one, other in zip(exact, near, strict=True)
     ]
     assert recall == pytest.approx(np.mean(shares), abs=1e-4)
     assert 0.2 < np.mean(shares) < 0.95
-    # where every sentence is an anchor nobody is left to ask
-    assert built(tmp_path / "all", landmarks=60, candidates=20) is None
+    assert built(60) is None  # every sentence is a landmark: none is left to ask by
