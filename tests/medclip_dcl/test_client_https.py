@@ -41,14 +41,14 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "http://127.0.0.1:9")
 
 
-def classify(url: str, ca: Path | None) -> object:
-    with Client(url, ca=ca) as client:
+def classify(url: str, ca: Path | None, timeout_s: float = 60) -> object:
+    with Client(url, ca=ca, timeout_s=timeout_s) as client:
         return client.classify(b"image")
 
 
-def refusal(url: str, ca: Path | None = None) -> ServiceError:
+def refusal(url: str, ca: Path | None = None, timeout_s: float = 60) -> ServiceError:
     with pytest.raises(ServiceError) as refused:
-        classify(url, ca)
+        classify(url, ca, timeout_s)
     return refused.value
 
 
@@ -92,17 +92,10 @@ def test_another_name_than_the_certificate_s_is_said(service, certificates, monk
 
 def test_why_nobody_answered_is_said(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with (
-            Client(url, timeout_s=0.2) as client,
-            pytest.raises(ServiceError, match="time ran out"),
-        ):
-            client.model()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    for address in (url, url.replace("127.0.0.1", "localhost")):
-        assert "the connection was refused" in refusal(address).message
+        port = silent.getsockname()[1]
+        assert "time ran out" in refusal(f"http://127.0.0.1:{port}", timeout_s=0.2).message
+    for host in ("127.0.0.1", "localhost"):  # where nobody listens any more
+        assert "the connection was refused" in refusal(f"http://{host}:{port}").message
     with pytest.raises(ServiceError, match="does not begin with http"):
         Client("localhost:8000")
     with served(Handler) as plain:
@@ -118,12 +111,9 @@ def test_why_nobody_answered_is_said(monkeypatch):
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (
-            httpx.RemoteProtocolError("what it was sent"),
-            "what came is not HTTP; is the port right?",
-        ),
-        (httpx.ReadError("what it was sent"), "the connection ended early; is it up?"),
-        (OSError("what it was sent"), "is it up?"),
+        (httpx.RemoteProtocolError("sent"), "what came is not HTTP; is the port right?"),
+        (httpx.ReadError("sent"), "the connection ended early; is it up?"),
+        (OSError("sent"), "is it up?"),
     ],
 )
 def test_no_reason_quotes_what_was_sent(error: Exception, words: str) -> None:
