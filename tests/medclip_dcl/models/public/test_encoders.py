@@ -123,28 +123,19 @@ def cells(states: torch.Tensor, side: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["dinov2", "dinov3", "vit"])
+@pytest.mark.parametrize("px", [PX, 48], ids=["own size", "interpolated"])
 @torch.no_grad()
-def test_patches_and_the_pooled_state_are_transformers_own(folders, bert, name) -> None:
+def test_patches_and_the_pooled_state_are_transformers_own(folders, bert, name, px) -> None:
     folder, model = folders[name]
-    begun, encoder = start(folder, bert, vit())
-    ours, theirs = images()
-    states = model(theirs).last_hidden_state
-    close(encoder.image(ours), cells(states, 4))
-    assert (encoder.image.grid(PX), encoder.image.width) == (4, 64)
-    assert [mean for mean, _ in begun.settings.image.normalisation] == pytest.approx(CHANNEL_MEAN)
-    _, pooled = start(folder, bert, vit(regions="pooled"))
-    close(pooled.image(ours)[:, :, 0, 0], states[:, 0])
-
-
-@pytest.mark.parametrize("name", ["dinov2", "dinov3", "vit"])
-@torch.no_grad()
-def test_another_size_interpolates_positions_as_transformers_does(folders, bert, name) -> None:
-    folder, model = folders[name]
-    _, encoder = start(folder, bert, vit(48))
-    ours, theirs = images(48)
+    begun, encoder = start(folder, bert, vit(px))
+    ours, theirs = images(px)
     more = {"interpolate_pos_encoding": True} if name == "vit" else {}
-    expected = cells(model(theirs, **more).last_hidden_state, 6)
-    close(encoder.image(ours), expected)
+    states = model(theirs, **more).last_hidden_state
+    close(encoder.image(ours), cells(states, px // PATCH))
+    assert (encoder.image.grid(px), encoder.image.width) == (px // PATCH, 64)
+    assert [mean for mean, _ in begun.settings.image.normalisation] == pytest.approx(CHANNEL_MEAN)
+    _, pooled = start(folder, bert, vit(px, regions="pooled"))
+    close(pooled.image(ours)[:, :, 0, 0], states[:, 0])
 
 
 @pytest.mark.parametrize("name", ["dinov2", "dinov3", "vit", "clip", "siglip"])
@@ -293,24 +284,12 @@ def test_biomedclips_layout_gives_what_its_parts_give(tmp_path) -> None:
     assert float(encoder.gamma**2) == pytest.approx(math.exp(4.4), rel=1e-5)
 
 
-def changed(folder: Path, target: Path, **tensors: torch.Tensor | None) -> Path:
-    shutil.copytree(folder, target)
-    state = load_file(target / "model.safetensors")
-    for key, value in tensors.items():
-        state.pop(key) if value is None else state.update({key: value})
-    save_file(state, target / "model.safetensors", metadata={"format": "pt"})
-    return target
-
-
-def test_what_is_left_over_or_missing_is_refused(folders, bert, tmp_path) -> None:
-    folder, _ = folders["dinov2"]
-    strange = {"encoder.layer.0.adapter.weight": torch.zeros(2)}
-    with pytest.raises(CheckpointError, match=r"1 unknown .*adapter"):
-        start(changed(folder, tmp_path / "strange", **strange), bert, vit())
-    with pytest.raises(CheckpointError, match=r"1 missing .*layernorm"):
-        start(changed(folder, tmp_path / "short", **{"layernorm.bias": None}), bert, vit())
-    head = changed(folder, tmp_path / "head", **{"classifier.weight": torch.zeros(2)})
-    begun, encoder = start(head, bert, vit())
+def test_heads_of_an_image_encoder_are_left_aside(folders, bert, tmp_path) -> None:
+    """What else is left over, or missing, is refused as by `adopt`."""
+    folder = shutil.copytree(folders["dinov2"][0], tmp_path / "head")
+    state = load_file(folder / "model.safetensors") | {"classifier.weight": torch.zeros(2)}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    begun, encoder = start(folder, bert, vit())
     assert begun.fill(encoder)["image"].unexpected == ("classifier.weight", "embeddings.mask_token")
 
 
