@@ -7,19 +7,15 @@ from medclip_dcl.models.image_encoder import to_input
 from tests.support.tiny_models import random_images, random_tokens, tiny_dual_encoder
 
 
-def test_regions_and_sentences_are_unit_vectors_of_float32_also_under_autocast():
-    model = tiny_dual_encoder()
-    regions, sentences = model(to_input(random_images(3), 64), *random_tokens(5))
-    assert regions.shape == (3, 4, 4, 16)
-    assert sentences.shape == (5, 16)
+@pytest.mark.parametrize("is_reduced", [False, True], ids=["float32", "autocast"])
+def test_regions_and_sentences_are_unit_vectors_of_float32_also_under_autocast(is_reduced):
+    model = tiny_dual_encoder().eval()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_reduced):
+        regions, sentences = model(to_input(random_images(3), 64), *random_tokens(5))
+    assert regions.dtype == sentences.dtype == torch.float32
     torch.testing.assert_close(regions.norm(dim=-1), torch.ones(3, 4, 4))
     torch.testing.assert_close(sentences.norm(dim=-1), torch.ones(5))
     assert model.score(regions, sentences).shape == (5, 3)
-    model = tiny_dual_encoder().eval()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        regions, sentences = model(to_input(random_images(2), 64), *random_tokens(2))
-    assert regions.dtype == sentences.dtype == torch.float32
-    torch.testing.assert_close(regions.norm(dim=-1), torch.ones(2, 4, 4))
 
 
 def test_seed_alone_decides_the_weights_which_are_drawn_as_declared():
@@ -47,9 +43,9 @@ def test_every_weight_receives_a_gradient() -> None:
     regions, sentences = model(to_input(random_images(4), 64), *random_tokens(4))
     s = model.gamma**2 * model.score(regions, sentences)
     torch.nn.functional.cross_entropy(s, torch.arange(4)).backward()
-    without = [name for name, p in model.named_parameters() if p.grad is None]
-    assert without == []
-    assert all(p.grad.isfinite().all() for p in model.parameters())
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.isfinite().all(), name
 
 
 def test_gamma_is_the_root_of_the_scale_and_stays_in_range() -> None:

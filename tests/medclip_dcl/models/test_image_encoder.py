@@ -141,13 +141,11 @@ def test_the_whole_image_becomes_minus_two_to_two_and_is_averaged_where_it_shrin
     levels = torch.tensor([[0, 51], [204, 255]], dtype=torch.uint8).unsqueeze(0)
     expected = torch.tensor([[-2.0, -1.2], [1.2, 2.0]])
     torch.testing.assert_close(to_input(levels, 2)[0, 0], expected)
-    image = np.zeros((1, 64, 64), dtype=np.uint8)
-    image[:, :, ::2] = 255  # stripes of one pixel: picking pixels gives black or white
-    inner = to_input(image, 16)[0, 0, 4:-4, 4:-4]
-    assert inner.abs().max() < 0.1
-    image = np.zeros((1, 64, 64), dtype=np.uint8)
-    image[:, :8, :8] = 255
-    pixels = to_input(image, 32)[0, 0]
+    stripes, corner = np.zeros((2, 1, 64, 64), dtype=np.uint8)
+    stripes[:, :, ::2] = 255  # of one pixel: picking pixels gives black or white
+    assert to_input(stripes, 16)[0, 0, 4:-4, 4:-4].abs().max() < 0.1
+    corner[:, :8, :8] = 255
+    pixels = to_input(corner, 32)[0, 0]
     assert pixels[0, 0] > 1.9
     assert pixels[16:, 16:].max() < -1.9
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import BertForMaskedLM
 
 from medclip_dcl.core.errors import CheckpointError
@@ -27,13 +27,6 @@ def test_the_first_state_is_projected_and_padding_does_not_change_it():
     )
 
 
-def language_model(folder: Path, extra: dict[str, torch.Tensor]) -> BertForMaskedLM:
-    model = BertForMaskedLM(tiny_text_config()).eval()
-    state = {key: value.clone() for key, value in model.state_dict().items()}
-    save_file(state | extra, folder / "model.safetensors")
-    return model
-
-
 HEAD = {
     f"cls_projection_head.{name}": torch.zeros(4)
     for name in ("dense_to_hidden.weight", "LayerNorm.bias", "dense_to_output.bias")
@@ -42,7 +35,10 @@ HEAD = {
 
 @pytest.mark.parametrize("extra", [{}, HEAD], ids=["language model", "CXR-BERT layout"])
 def test_language_model_fills_every_weight_of_bert(tmp_path, extra):
-    source = language_model(tmp_path, extra)
+    source = BertForMaskedLM(tiny_text_config()).eval()
+    source.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file(load_file(file) | extra, file, metadata={"format": "pt"})
     encoder = text_encoder()
     projection = encoder.projection.weight.clone()
     report = load_text_weights(encoder, tmp_path)

@@ -39,17 +39,19 @@ def test_safetensors_come_before_a_pickle_and_half_precision_is_read_as_float32(
 
 
 def test_code_and_whatever_holds_no_tensors_is_refused_and_not_run(tmp_path):
-    torch.save({"a": Trap(tmp_path / "ran")}, tmp_path / "x.pt")
-    with pytest.raises(CheckpointError, match="plain tensors"):
-        read_tensors(tmp_path / "x.pt")
+    file = tmp_path / "x.pt"
+    for content, reason in (
+        ({"a": Trap(tmp_path / "ran")}, "plain tensors"),
+        ({"a": torch.ones(1), "note": "text"}, "more than tensors"),
+        ({"a": torch.ones(1), "config": {"a": 1}}, "more than tensors"),
+    ):
+        torch.save(content, file)
+        with pytest.raises(CheckpointError, match=reason):
+            read_tensors(file)
     assert not (tmp_path / "ran").exists()
-    with pytest.raises(CheckpointError, match="no weights"):
-        read_tensors(tmp_path / "nowhere.pt")
-    with pytest.raises(CheckpointError, match="no weights"):
-        read_tensors(tmp_path)
-    torch.save({"a": torch.ones(1), "note": "text"}, tmp_path / "x.pt")
-    with pytest.raises(CheckpointError, match="more than tensors"):
-        read_tensors(tmp_path / "x.pt")
+    for nothing in (tmp_path, tmp_path / "nowhere.pt"):
+        with pytest.raises(CheckpointError, match="no weights"):
+            read_tensors(nothing)
     (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(CheckpointError, match="pointer of git-LFS; fetch it with git lfs pull"):
         read_tensors(tmp_path)
