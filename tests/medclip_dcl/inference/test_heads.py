@@ -43,35 +43,25 @@ def test_a_linear_head_is_a_balanced_logistic_regression() -> None:
 
 
 def test_heads_come_back_from_plain_files_and_answer_with_the_model(tmp_path: Path) -> None:
-    model = publish(tmp_path / "model")
-    width = load(model.path, "cpu").config.model.similarity.dim
+    model = load(publish(tmp_path / "model").path, "cpu")
+    width = model.config.model.similarity.dim
+    weight = np.arange(width, dtype=float)
     heads = [
-        Head(head_card("tuberculosis"), {"weight": np.arange(width, dtype=float),
-                                         "bias": np.array([0.5])}),
+        Head(head_card("tuberculosis"), {"weight": weight, "bias": np.array([0.5])}),
         Head(head_card("device", is_refused=True), {"weight": np.ones(width), "bias": np.ones(1)}),
-    ]  # fmt: skip
-    write_heads(model.path, heads)
-    found = read_heads(model.path)
-    assert [head.card for head in found] == [head.card for head in heads]
-    assert set(load_file(model.path / HEAD_ARRAYS_FILE)) == {
-        "0.weight", "0.bias", "1.weight", "1.bias"
-    }  # fmt: skip
-    images = random_images(3, 64)
-    predictor = load(publish(tmp_path / "other").path, "cpu")
-    predictor.heads = found
-    regions = predictor.embed_images(images)
-    mean = regions.numpy().mean(axis=(1, 2))
-    margin = mean @ np.arange(width) + 0.5
-    answers = predictor.answer_heads(regions)
-    for answer, expected in zip(answers, margin, strict=True):
-        linear, refused = answer
+    ]
+    write_heads(model.folder, heads)
+    model.heads = read_heads(model.folder)
+    assert [head.card for head in model.heads] == [head.card for head in heads]
+    names = {f"{row}.{name}" for row in (0, 1) for name in ("weight", "bias")}
+    assert set(load_file(model.folder / HEAD_ARRAYS_FILE)) == names
+    regions = model.embed_images(random_images(3, 64))
+    margin = regions.numpy().mean(axis=(1, 2)) @ weight + 0.5
+    for (linear, refused), expected in zip(model.answer_heads(regions), margin, strict=True):
         assert linear.score == pytest.approx(1 / (1 + np.exp(-expected)), rel=1e-4)
         assert linear.decision is bool(expected >= 0)
-        assert (refused.decision, refused.probability, refused.probability_note) == (
-            None,
-            None,
-            "upside down",
-        )
+        assert (refused.decision, refused.probability) == (None, None)
+        assert refused.probability_note == "upside down"
 
 
 def test_a_head_that_does_not_fit_is_refused_by_its_remedy(tmp_path: Path) -> None:

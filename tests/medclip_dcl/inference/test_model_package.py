@@ -19,16 +19,16 @@ from medclip_dcl.inference.model_package import (
 from pipelines.config import Config
 
 CONFIGURED = Config(work="/somewhere/of/dr-who", seed=5)
+WEIGHTS = {"gamma": torch.tensor(1.0), "w": torch.arange(6.0).reshape(2, 3).T}
 
 
-def publish(path: Path, weight: float = 1.0, config: Config = CONFIGURED) -> Path:
-    def write_text_files(folder: Path) -> None:
-        write_text(folder / "config.json", "{}")
-
+def publish(path: Path, config: Config = CONFIGURED, **weights: torch.Tensor) -> Path:
     with write_artifact(path, ARTIFACT, make_fingerprint(ARTIFACT, {}, {})) as writer:
-        weights = {"gamma": torch.tensor(weight), "w": torch.arange(6.0).reshape(2, 3).T}
         card = {"prompts": [], "limits": ["none"]}
-        write_model_package(writer.directory, weights, config, card, {"p2", "p1"}, write_text_files)
+        package = WEIGHTS | weights, config, card, {"p2", "p1"}
+        write_model_package(
+            writer.directory, *package, lambda text: write_text(text / "config.json", "{}")
+        )
         writer.commit({})
     return path
 
@@ -42,9 +42,7 @@ def test_what_was_published_is_read_back_and_patients_by_hash_alone(tmp_path):
         for file in (tmp_path / "model/text").iterdir():
             assert (folder / file.name).read_bytes() == file.read_bytes()
     assert not folder.exists()  # it has words of reports
-    weights = model.weights()
-    assert weights["gamma"] == 1
-    assert torch.equal(weights["w"], torch.arange(6.0).reshape(2, 3).T)
+    torch.testing.assert_close(model.weights(), WEIGHTS, atol=0, rtol=0)
     assert model.subject_hashes == {subject_hash("p1"), subject_hash("p2")}
     assert subject_hash("p3") not in model.subject_hashes
     assert "p1" not in json.loads((path / SUBJECTS).read_text())
@@ -52,12 +50,11 @@ def test_what_was_published_is_read_back_and_patients_by_hash_alone(tmp_path):
 
 def test_the_digest_names_content_alone_and_a_changed_byte_is_refused(tmp_path):
     one = read_model_package(publish(tmp_path / "one"))
-    moved = read_model_package(publish(tmp_path / "two", config=Config(work="elsewhere", seed=5)))
-    other = read_model_package(publish(tmp_path / "three", weight=2.0))
+    moved = read_model_package(publish(tmp_path / "two", Config(work="elsewhere", seed=5)))
+    other = read_model_package(publish(tmp_path / "three", gamma=torch.tensor(2.0)))
     assert one.digest == moved.digest != other.digest
     assert "dr-who" not in (tmp_path / "one" / CONFIG).read_text()
-    path = publish(tmp_path / "model")
-    file = path / CONFIG
+    file = one.path / CONFIG
     file.write_text(file.read_text().replace('"seed": 5', '"seed": 6'))
     with pytest.raises(ArtifactCorrupt, match=r"config\.json"):
-        read_model_package(path)
+        read_model_package(one.path)

@@ -15,19 +15,8 @@ from medclip_dcl.core.files import raise_open_file_limit
 from medclip_dcl.core.tables import map_array, read_table, write_array, write_table
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.models.similarity import image_sentence_scores
-from medclip_dcl.retrieval.embeddings import (
-    SKETCH,
-    TEXTS,
-    InMemoryIndex,
-    Layout,
-    Shards,
-    Sketch,
-    fit_sketch,
-    highest,
-    score_at,
-    shard_name,
-    write_pictures,
-)
+from medclip_dcl.retrieval import embeddings
+from medclip_dcl.retrieval.embeddings import InMemoryIndex, Layout, Shards, Sketch, fit_sketch
 
 ROWS, SHARD_ROWS = 10, 4
 
@@ -36,7 +25,7 @@ def written(folder: Path, rows: int = ROWS) -> np.ndarray:
     regions = np.random.default_rng(0).standard_normal((rows, 2, 3, 5)).astype(np.float16)
     for shard in range(-(-rows // SHARD_ROWS)):
         part = regions[shard * SHARD_ROWS : (shard + 1) * SHARD_ROWS]
-        write_array(folder / shard_name("regions", shard), part)
+        write_array(folder / embeddings.shard_name("regions", shard), part)
     return regions
 
 
@@ -70,11 +59,11 @@ print(shards.whole().sum(), len(pictures))
 
 
 def test_more_shards_than_a_process_may_open_files(tmp_path: Path) -> None:
-    first = tmp_path / shard_name("pooled", 0)
+    first = tmp_path / embeddings.shard_name("pooled", 0)
     write_array(first, np.ones((2, 3), dtype=np.float32))
     for shard in range(1, SHARDS):
-        (tmp_path / shard_name("pooled", shard)).hardlink_to(first)
-    write_pictures(tmp_path / "pictures.arrow", [b"x"])
+        (tmp_path / embeddings.shard_name("pooled", shard)).hardlink_to(first)
+    embeddings.write_pictures(tmp_path / "pictures.arrow", [b"x"])
     command = [sys.executable, "-c", OPEN, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.split() == [f"{6.0 * SHARDS}", f"{LIMIT + 1}"], done.stderr
@@ -83,8 +72,8 @@ def test_more_shards_than_a_process_may_open_files(tmp_path: Path) -> None:
 def test_a_full_table_of_files_is_not_called_damage(tmp_path: Path) -> None:
     path = tmp_path / "texts-00000.npy"
     write_array(path, np.ones((2, 3), dtype=np.float32))
-    write_table(tmp_path, TEXTS, [{"text_key": "k", "text": "t", "studies": 1}])
-    read_table(tmp_path, TEXTS)  # what it imports is loaded
+    write_table(tmp_path, embeddings.TEXTS, [{"text_key": "k", "text": "t", "studies": 1}])
+    read_table(tmp_path, embeddings.TEXTS)  # what it imports is loaded
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with path.open("rb") as stream:
         lowest = stream.fileno()
@@ -93,7 +82,7 @@ def test_a_full_table_of_files_is_not_called_damage(tmp_path: Path) -> None:
         with pytest.raises(TooManyOpenFiles, match=rf"may open {lowest} files .*ulimit -n"):
             map_array(path, np.float32)
         with pytest.raises(TooManyOpenFiles, match=r"texts\.parquet"):
-            read_table(tmp_path, TEXTS)
+            read_table(tmp_path, embeddings.TEXTS)
         raise_open_file_limit()
         assert map_array(path, np.float32).sum() == 6
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
@@ -120,7 +109,7 @@ def test_the_highest_scores_are_those_of_a_sort_and_of_equal_ones_the_first(coun
     differing = [rng.standard_normal(size) for size in (1, 63, 64, 1000, 20_011)]
     equal = [rng.integers(0, levels, 30_000) for levels in (1, 2, 5)]
     for scores in (item.astype(np.float32) for item in (*differing, *equal)):
-        assert highest(scores, count).tolist() == by_sorting(scores, count)
+        assert embeddings.highest(scores, count).tolist() == by_sorting(scores, count)
 
 
 def test_only_allowed_rows_are_found_and_of_many_those_of_a_product():
@@ -148,12 +137,12 @@ def unit(*shape: int, seed: int) -> torch.Tensor:
 def test_sketches_give_the_exact_scores_at_their_anchors(tmp_path) -> None:
     """With fewer landmarks than the width nothing is left out but the ridge."""
     landmarks, images = unit(40, 8, seed=0).numpy(), unit(60, 9, 8, seed=1)
-    sketch = fit_sketch(landmarks, score_at(landmarks, images, SIMILARITY))
+    sketch = fit_sketch(landmarks, embeddings.score_at(landmarks, images, SIMILARITY))
     exact = image_sentence_scores(images, torch.from_numpy(landmarks), SIMILARITY).numpy()
     near = sketch.of_vectors(landmarks) @ sketch.of_images(images, SIMILARITY).T
     np.testing.assert_allclose(near, exact, atol=0.02)
-    sketch.write(tmp_path / SKETCH)
-    again = Sketch.read(tmp_path / SKETCH, 8)
+    sketch.write(tmp_path / embeddings.SKETCH)
+    again = Sketch.read(tmp_path / embeddings.SKETCH, 8)
     for name in ("landmarks", "basis", "lift"):
         np.testing.assert_array_equal(getattr(again, name), getattr(sketch, name))
     assert sketch.of_vectors(np.empty((0, 8), dtype=np.float32)).shape == (0, 40)
@@ -166,7 +155,8 @@ def test_the_best_of_a_sketch_hold_more_of_the_best_than_mean_regions_do() -> No
     images[:, 7] = topics[torch.arange(400) % 30]
     asked = functional.normalize(topics + 0.1 * unit(30, 8, seed=4), dim=-1)
     landmarks = functional.normalize(topics.repeat(4, 1) + 0.1 * unit(120, 8, seed=5), dim=-1)
-    sketch = fit_sketch(landmarks.numpy(), score_at(landmarks.numpy(), images[:200], SIMILARITY))
+    anchors = landmarks.numpy()
+    sketch = fit_sketch(anchors, embeddings.score_at(anchors, images[:200], SIMILARITY))
     exact = image_sentence_scores(images, asked, SIMILARITY).numpy()
 
     def recall(near: np.ndarray) -> float:
