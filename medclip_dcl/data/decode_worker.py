@@ -185,10 +185,11 @@ def _answer(
         facts |= {"shape": shades.words.shape, "constant": shades.constant}
         if "size_px" not in request:
             return facts, shades.pixels
-        own, how = request["fit"], (request["size_px"], request["equalize"])
-        fit = None if own is None else Fit(**own)
-        levels = facts.get("levels")
-        return facts, grayscale.square_of(shades.words, shades.table, levels, *how, fit)
+        fit = request["fit"] and Fit(**request["fit"])
+        return facts, grayscale.square_of(
+            *(shades.words, shades.table, facts.get("levels")),
+            *(request["size_px"], request["equalize"], fit),
+        )
     except ImageError as error:
         return {"code": error.code, "message": error.message}, None
     except MemoryError:

@@ -384,13 +384,14 @@ class CorpusScoring:
         left = left[np.argsort(plan.unit[left], kind="stable")]
         ends = np.flatnonzero(np.diff(plan.unit[left])) + 1
         units = [rows for rows in np.split(left, ends) if len(rows)]
-        said = ([texts[row] for row in rows] for rows in units)
+        unit_texts = ([texts[row] for row in rows] for rows in units)
         total, cost = int(plan.cost.sum()), int(plan.cost[left].sum())
         # By what is left, not by the whole: a nearly finished run needs no crew.
         workers = self._processes(cost * plan.operations)
         with (
             Progress("score sentences", total, "word piece", total - cost) as bar,
-            closing(score_units(self._options, said, workers)) as finished,  # or workers stay
+            # closed, or the workers stay
+            closing(score_units(self._options, unit_texts, workers)) as finished,
         ):
             for number, pll_nats in finished:
                 rows = units[number]

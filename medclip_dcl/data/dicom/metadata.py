@@ -130,8 +130,8 @@ def _header(elements: dict[_Tag, bytes] | None) -> Header | None:
         image_id,
         study_id,
         values["PatientID"].strip(b" \0"),
-        _code(values["ViewPosition"]),
-        _code(values["Modality"]),
+        read_code(values["ViewPosition"]),
+        read_code(values["Modality"]),
         _text(values["SOPClassUID"]),
     )
 
@@ -250,6 +250,7 @@ def _text(value: bytes) -> str:
     return value.rstrip(b"\0 ").decode("ascii", "replace")
 
 
-def _code(value: bytes) -> str:
+def read_code(value: bytes) -> str:
+    """Read a code in capitals, as a code string may be; empty where the value is none."""
     code = _text(value).strip().upper()
     return code if _CODE.fullmatch(code) else ""

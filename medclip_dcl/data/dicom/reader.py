@@ -7,7 +7,6 @@ identifiers do not enter memory as values.
 
 import io
 import math
-import re
 import struct
 import zlib
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ from medclip_dcl.data.dicom.metadata import (
     UNDEFINED,
     Syntax,
     find_values,
+    read_code,
     read_file_meta,
     walk_elements,
 )
@@ -74,7 +74,6 @@ Size = tuple[int, int]  # rows and columns that the data set declares
 
 _WANTED = [Tag(keyword) for keyword in (*PUBLIC_TAGS, *PIXEL_TAGS)]
 _PIXEL_DATA, _ANNOTATION = (0x7FE0, 0x0010), (0x0028, 0x0301)  # BurnedInAnnotation
-_CODE_STRING = re.compile(r"[A-Z0-9 _]{1,16}")
 _MOST_ELEMENTS = 10_000  # images have some hundred, those within sequences included
 _LONGEST_VALUE = 2**16
 _LONGEST_SEQUENCE = 2**20  # of stated length: it is parsed only where it is used; of lookup tables
@@ -368,9 +367,8 @@ def raw_value(tags: Dataset, keyword: str) -> bytes:
 
 
 def code_string(tags: Dataset, keyword: str) -> str:
-    """Return a code in capitals, as a code string may be; empty where the value is none."""
-    value = str(_get(tags, keyword) or "").strip().upper()
-    return value if _CODE_STRING.fullmatch(value) else ""
+    """Return a code as `read_code` does."""
+    return read_code(raw_value(tags, keyword))
 
 
 def _numbers(tags: Dataset, keyword: str) -> list[float]:
