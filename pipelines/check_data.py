@@ -102,8 +102,20 @@ def check(job: Job) -> None:
         images = inspect_images(
             folder, chosen.images, source.raw.root, config.images, config.workers
         )
-        look = Inspection(source, chosen, split_of, images, reports)
-        return write_preflight(folder, look, config.source.kind, most)
+        inspected = Inspection(source, chosen, split_of, images, reports)
+        faults = find_faults(inspected)
+        tree = _describe(inspected, faults, config.source.kind, most)
+        remove_resumable(folder)
+        write_table(folder, IMAGES, images)
+        write_table(folder, FOUND, name_rows(sorted(set(faults)), source.raw))
+        write_text(folder / FIGURES, json.dumps(tree, indent=1, allow_nan=False) + "\n")
+        return {
+            "images": len(images),
+            "opened": tree["images"]["opened"],
+            "reports": len(chosen.texts),
+            **{f"found_{line['code']}": line["count"] for line in tree["lines"]},
+            "clean": tree["verdict"]["clean"],
+        }
 
     artifact = job.make(preflight.ARTIFACT, settings, source.inputs, fill)
     tree = preflight.read_preflight(artifact)
@@ -188,23 +200,6 @@ class Inspection:
         """Image or study -> patient."""
         owners = {image.image_id: image.subject_id for image in self.chosen.images}
         return owners | self.chosen.subjects
-
-
-def write_preflight(folder: Path, inspected: Inspection, kind: str, max_share: float) -> Row:
-    """Name every fault, write the preflight's files and give its summary; `kind`: `source.kind`."""
-    faults = find_faults(inspected)
-    tree = _describe(inspected, faults, kind, max_share)
-    remove_resumable(folder)
-    write_table(folder, IMAGES, inspected.images)
-    write_table(folder, FOUND, name_rows(sorted(set(faults)), inspected.source.raw))
-    write_text(folder / FIGURES, json.dumps(tree, indent=1, allow_nan=False) + "\n")
-    return {
-        "images": len(inspected.images),
-        "opened": tree["images"]["opened"],
-        "reports": len(inspected.chosen.texts),
-        **{f"found_{line['code']}": line["count"] for line in tree["lines"]},
-        "clean": tree["verdict"]["clean"],
-    }
 
 
 def find_faults(inspected: Inspection) -> list[Found]:

@@ -11,7 +11,9 @@ import shlex
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -409,23 +411,18 @@ def _candidates(column: str, values: Sequence[str], roots: Sequence[Path]) -> It
         roots = [*roots, Path(folder)] if len(folder) > 1 else roots
     starts = {value[: end.end()] for value in tried[:2] for end in re.finditer("/+", value)}
     for strip, root, ending in product(["", *sorted(starts)], roots, endings):
-        there = _file_test(root, strip, ending)
+        relative = relative_to_root(root, SourceConfig(kind="table", prefix_strip=strip))
+        there = partial(_is_there, root, relative, ending)
         if any(there(value) for value in (*tried[:3], tried[-1])):
             pattern = f"{{{column}}}{ending}" if ending else column
             yield _Images(column, pattern, root, strip, _share(tried, there))
 
 
-def _file_test(root: Path, strip: str, ending: str) -> Callable[[str], bool]:
-    relative = relative_to_root(root, SourceConfig(kind="table", prefix_strip=strip))
-
-    def is_there(value: str) -> bool:
-        try:
-            path_under(root, relative(value + ending))
-        except StudyError:
-            return False
+def _is_there(root: Path, relative: Callable[[str], str], ending: str, value: str) -> bool:
+    with suppress(StudyError):
+        path_under(root, relative(value + ending))
         return True
-
-    return is_there
+    return False
 
 
 def _labels(

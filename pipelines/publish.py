@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub import HfApi
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
@@ -42,6 +42,8 @@ _KEPT_IF_THERE = (
     model_package.INPUT_RANGE_FILE,
     model_package.OFFSETS_FILE,
 )
+_WRITTEN = (CONFIG, CARD, SUBJECTS, model_package.HEADS_FILE, model_package.HEAD_ARRAYS_FILE)
+_LEFT = (model_package.BANK_FILE,)
 _CARD = (
     *("intended_use", "limits", "prompts", "preprocessing", "grid", "objective", "eta"),
     *("data", "training", "source", "score"),
@@ -107,16 +109,15 @@ def push(copy: Artifact, repo: str, *, private: bool) -> str:
     reached, or refuses.
     """
     api = HfApi()
-    operations = [
-        CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(copy.path / name))
-        for name in sorted([*copy.files, HEADER])
-    ]
     try:
         api.create_repo(repo, private=private, exist_ok=True)
         if private and not api.model_info(repo).private:
             raise ConfigError(f"--repo {repo!r} exists and is public; give --public to mean that")
-        commit = api.create_commit(
-            repo, operations, commit_message=f"Model with digest {copy.digest[:12]}"
+        commit = api.upload_folder(
+            repo_id=repo,
+            folder_path=copy.path,
+            allow_patterns=[*copy.files, HEADER],
+            commit_message=f"Model with digest {copy.digest[:12]}",
         )
     except (HFValidationError, LocalTokenNotFoundError) as error:
         raise ConfigError(
@@ -198,9 +199,7 @@ def export_model(
     """
     package = model_package.read_model_package(model)
     source = open_artifact(model, ARTIFACT, verify=False)
-    expected = {*_KEPT, *_KEPT_IF_THERE, CONFIG, CARD, SUBJECTS, model_package.BANK_FILE}
-    expected |= {model_package.HEADS_FILE, model_package.HEAD_ARRAYS_FILE}
-    if strange := sorted(set(source.files) - expected):
+    if strange := set(source.files).difference(_KEPT, _KEPT_IF_THERE, _WRITTEN, _LEFT):
         raise CheckpointError(
             f"the model holds {len(strange)} files that no model package has; package it again"
         )

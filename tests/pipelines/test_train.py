@@ -46,18 +46,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing disturbed."""
-    work = copy_of(corpus, tmp_path_factory.mktemp("whole"))
+    work = shutil.copytree(corpus, tmp_path_factory.mktemp("whole") / "work")
     assert train(work, train=LONG) == 0
     return work
 
 
-def copy_of(corpus: Path, folder: Path) -> Path:
-    return shutil.copytree(corpus, folder / "work")
-
-
 @pytest.fixture
 def work(corpus: Path, tmp_path: Path) -> Path:
-    return copy_of(corpus, tmp_path)
+    return shutil.copytree(corpus, tmp_path / "work")
 
 
 def train(work: Path, **sections: Mapping[str, Any]) -> int:
