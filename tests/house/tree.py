@@ -2,6 +2,8 @@
 
 import ast
 import functools
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.processes import ROOT, ended
@@ -36,6 +38,16 @@ def modules(*folders: str) -> tuple[Path, ...]:
 def syntax(path: Path) -> ast.Module:
     """A file's syntax tree."""
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def copy_files(folder: Path, without: Sequence[str] = ()) -> Path:
+    """Copy them into a folder, but those below some of the tree's folders."""
+    for path in files():
+        name = path.relative_to(ROOT)
+        if name.parts[0] not in without:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, folder / name, follow_symlinks=False)
+    return folder
 
 
 def imported_by(node: ast.AST) -> list[str]:

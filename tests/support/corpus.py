@@ -65,13 +65,12 @@ def write_corpus(
     size_px: int = 40,
     eta: float = ETA,
     dropout: float = 0.1,
-    shards: int = 1,
 ) -> Path:
     """Write all artifacts of a tiny corpus; every sentence has the class probability `eta`."""
     work.mkdir(parents=True, exist_ok=True)
     rows = [_study(number, studies) for number in range(studies)]
     _write_manifest(work, rows)
-    _write_prepared(work, rows, size_px, shards)
+    _write_prepared(work, rows, size_px)
     _write_sentences(work, rows)
     _write_claims(work, rows)
     _write_language_model(work, dropout)
@@ -169,7 +168,7 @@ def _write_manifest(work: Path, rows: list[dict[str, Any]]) -> None:
     commit_tables(work, manifest.ARTIFACT, tables)
 
 
-def _write_prepared(work: Path, rows: list[dict[str, Any]], size_px: int, shards: int) -> None:
+def _write_prepared(work: Path, rows: list[dict[str, Any]], size_px: int) -> None:
     rng = np.random.default_rng(0)
     names = sorted((image, row["kind"]) for row in rows for image in row["images"])
     images = rng.integers(60, 120, (len(names), size_px, size_px), dtype=np.uint8)
@@ -180,9 +179,8 @@ def _write_prepared(work: Path, rows: list[dict[str, Any]], size_px: int, shards
     sizes = np.full((len(names), 2), size_px, dtype=np.int32)
     kind, summary = prepared.ARTIFACT, {"size_px": size_px, "images": len(names)}
     with write_artifact(kind.at(work), kind, make_fingerprint(kind, summary, {})) as writer:
-        for number, part in enumerate(np.array_split(np.arange(len(names)), shards)):
-            ids = [names[row][0] for row in part]
-            prepared.write_shard(writer.directory, number, ids, images[part], sizes[part], [])
+        ids = [name for name, _ in names]
+        prepared.write_shard(writer.directory, 0, ids, images, sizes, [])
         writer.commit(summary)
 
 

@@ -1,6 +1,5 @@
 """milvus-lite on a file, in this process, or as a server of its own, on a free port of loopback."""
 
-import socket
 import subprocess
 import sys
 import time
@@ -8,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.processes import free_port
+from tests.support.processes import free_port, listens
 
 PATIENCE_S = 60.0
 
@@ -28,25 +27,16 @@ def milvus_file(folder: Path) -> Iterator[str]:
 @contextmanager
 def milvus_server(folder: Path) -> Iterator[str]:
     """Start the server on a folder; its address; stop it at the end."""
-    port = free_port()
-    process = start_server(folder, port)
+    port, end = free_port(), time.monotonic() + PATIENCE_S
+    script = "import sys; from milvus_lite.cmdline import main; sys.exit(main())"
+    words = ["server", "--data-dir", str(folder), "--host", "127.0.0.1", "--port", str(port)]
+    process = subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.DEVNULL)
     try:
+        while not listens(port):
+            assert time.monotonic() < end, "the server did not start"
+            assert process.poll() is None, "the server has ended"
+            time.sleep(0.05)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
         process.wait(PATIENCE_S)
-
-
-def start_server(folder: Path, port: int) -> subprocess.Popen[bytes]:
-    script = "import sys; from milvus_lite.cmdline import main; sys.exit(main())"
-    words = ["server", "--data-dir", str(folder), "--host", "127.0.0.1", "--port", str(port)]
-    process = subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.DEVNULL)
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end and process.poll() is None:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return process
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
-    raise RuntimeError("the server did not start")

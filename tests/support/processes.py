@@ -22,6 +22,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def listens(port: int) -> bool:
+    """Whether a process of this machine answers at a port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def options(settings: Iterable[str]) -> list[str]:
     """Settings of a config, such as `seed=1`, as words of a command."""
     return [word for setting in settings for word in ("--set", setting)]

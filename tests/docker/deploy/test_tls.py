@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import pytest
 
 from medclip_dcl.client import Client
 from medclip_dcl.core.errors import ServiceError
-from tests.support.processes import ROOT, free_port
+from tests.support.processes import ROOT, free_port, listens
 from tests.support.stub_service import stub_service
 from tests.support.tls import HAS_OPENSSL, Certificates, make_certificates
 
@@ -52,11 +51,9 @@ def nginx(folder: Path, text: str, port: int) -> Iterator[None]:
         end = time.monotonic() + 20
         while time.monotonic() < end:
             assert process.poll() is None, process.stderr.read() if process.stderr else ""
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
+            if listens(port):
                 break
-            except OSError:
-                time.sleep(0.05)
+            time.sleep(0.05)
         yield
     finally:
         process.terminate()
