@@ -26,6 +26,7 @@ from tests.support.corpus import sentence_rows
 DIM = 8
 GRID = 3
 SIZE_PX = 16
+N_IMAGES, N_STUDIES = 48, 24
 SIMILARITY = SimilarityConfig(dim=DIM)
 MODEL_DIGEST = "m" * 64
 
@@ -41,10 +42,10 @@ class HashedEncoder:
 
 
 class NumberedImages:
-    """Prepared images whose pixels are drawn from their row number."""
+    """Prepared images, the first of the manifest, whose pixels are drawn from their row number."""
 
-    def __init__(self, image_ids: Sequence[str]) -> None:
-        self.row_of = {image_id: row for row, image_id in enumerate(image_ids)}
+    def __init__(self, count: int = N_IMAGES) -> None:
+        self.row_of = {f"image-{row:03d}": row for row in range(count)}
 
     def pixels(self, row: int) -> npt.NDArray[np.uint8]:
         generator = np.random.default_rng(row)
@@ -54,25 +55,21 @@ class NumberedImages:
         return 200 + row % 2, 100
 
 
-def manifest_table(images: int) -> pa.Table:
+def manifest_table() -> pa.Table:
     """Images of which two share a study and four a patient."""
     rows = [
-        {
-            "image_id": f"image-{number:03d}",
-            **_ids(number // 2),
-            "view": ("PA", "AP")[number % 2],
-            "path": f"{number}.dcm",
-        }
-        for number in range(images)
+        {"image_id": f"image-{row:03d}", "view": ("PA", "AP")[row % 2], "path": f"{row}.dcm"}
+        | _ids(row // 2)
+        for row in range(N_IMAGES)
     ]
     return pa.Table.from_pylist(rows, schema=IMAGES.schema)
 
 
-def sentence_table(studies: int) -> pa.Table:
+def sentence_table() -> pa.Table:
     """Two sentences a study: one of its own and one of three that others say, too."""
     said = [
-        sentence_rows(_ids(number), [f"Opacity {number}.", f"Shared {number % 3}."])
-        for number in range(studies)
+        sentence_rows(_ids(study), [f"Opacity {study}.", f"Shared {study % 3}."])
+        for study in range(N_STUDIES)
     ]
     return pa.Table.from_pylist(list(chain(*said)), schema=SENTENCES.schema)
 
@@ -83,29 +80,19 @@ def _ids(study: int) -> dict[str, str]:
     return {**ids, "split": split}
 
 
-FINDINGS = ("Cardiomegaly", "Pleural Effusion", "No Finding")
-
-
-def study_findings(studies: int) -> dict[str, list[str]]:
-    """One finding a study, two in every fifth, none in the first."""
-    return {
-        f"study-{number:03d}": [FINDINGS[number % 3], *(["Pneumonia"] if number % 5 == 0 else [])]
-        for number in range(1, studies)
+def selection() -> IndexContent:
+    """All of it, with a finding a study, two in every fifth, and none in the first."""
+    names = ("Cardiomegaly", "Pleural Effusion", "No Finding")
+    findings = {
+        f"study-{study:03d}": [names[study % 3], *(["Pneumonia"] if study % 5 == 0 else [])]
+        for study in range(1, N_STUDIES)
     }
+    return select_content(manifest_table(), sentence_table(), findings, NumberedImages())
 
 
-def selection(images: int = 48) -> IndexContent:
-    manifest = manifest_table(images)
-    prepared = NumberedImages(manifest.column("image_id").to_pylist())
-    return select_content(
-        manifest, sentence_table(images // 2), study_findings(images // 2), prepared
-    )
-
-
-def build(path: Path, settings: IndexConfig, images: int = 48) -> Artifact:
-    chosen = selection(images)
-    prepared = NumberedImages(manifest_table(images).column("image_id").to_pylist())
-    return commit_index(path, chosen, prepared, HashedEncoder(), SIMILARITY, MODEL_DIGEST, settings)
+def build(path: Path, settings: IndexConfig) -> Artifact:
+    made = selection(), NumberedImages(), HashedEncoder(), SIMILARITY, MODEL_DIGEST
+    return commit_index(path, *made, settings)
 
 
 def commit_index(

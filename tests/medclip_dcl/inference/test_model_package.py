@@ -1,12 +1,10 @@
 import json
 from pathlib import Path
 
-import pytest
 import torch
 
 from medclip_dcl.core.artifact import make_fingerprint
 from medclip_dcl.core.artifact_writer import write_artifact
-from medclip_dcl.core.errors import ArtifactCorrupt
 from medclip_dcl.core.files import write_text
 from medclip_dcl.inference.model_package import (
     ARTIFACT,
@@ -48,13 +46,9 @@ def test_what_was_published_is_read_back_and_patients_by_hash_alone(tmp_path):
     assert "p1" not in json.loads((path / SUBJECTS).read_text())
 
 
-def test_the_digest_names_content_alone_and_a_changed_byte_is_refused(tmp_path):
+def test_the_digest_names_content_alone(tmp_path):
     one = read_model_package(publish(tmp_path / "one"))
     moved = read_model_package(publish(tmp_path / "two", Config(work="elsewhere", seed=5)))
     other = read_model_package(publish(tmp_path / "three", gamma=torch.tensor(2.0)))
     assert one.digest == moved.digest != other.digest
-    assert "dr-who" not in (tmp_path / "one" / CONFIG).read_text()
-    file = one.path / CONFIG
-    file.write_text(file.read_text().replace('"seed": 5', '"seed": 6'))
-    with pytest.raises(ArtifactCorrupt, match=r"config\.json"):
-        read_model_package(one.path)
+    assert "dr-who" not in (one.path / CONFIG).read_text()

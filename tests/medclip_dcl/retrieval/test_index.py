@@ -14,21 +14,15 @@ from medclip_dcl.models.similarity import image_sentence_scores
 from medclip_dcl.retrieval import IndexConfig
 from medclip_dcl.retrieval.embeddings import Layout, map_pictures, pool, shard_name
 from medclip_dcl.retrieval.index import findings_of, select_content, write_index
-from tests.support.embeddings import (
-    SIMILARITY,
-    HashedEncoder,
-    NumberedImages,
-    manifest_table,
-    selection,
-    sentence_table,
-)
+from tests.support import embeddings
+from tests.support.embeddings import SIMILARITY, HashedEncoder, NumberedImages, selection
 
 SETTINGS = IndexConfig(shard_rows=20)
-IMAGES, TEXTS = 48, 27
+IMAGES, TEXTS = embeddings.N_IMAGES, 27
 
 
-def images(count: int = IMAGES) -> NumberedImages:
-    return NumberedImages([f"image-{number:03d}" for number in range(count)])
+def write(folder: Path, encoder: HashedEncoder, settings: IndexConfig = SETTINGS, **more: int):
+    return write_index(folder, selection(), NumberedImages(), encoder, settings, SIMILARITY, **more)
 
 
 def layout(folder: Path) -> Layout:
@@ -41,13 +35,13 @@ def test_identical_sentences_are_one_row_counted_once_a_report_and_images_need_p
     assert len(counts) == len(chosen.texts) == TEXTS
     assert (counts["Shared 0."], counts["Opacity 5."]) == (8, 1)
     assert [row["text_key"] for row in chosen.texts] == sorted(r["text_key"] for r in chosen.texts)
-    manifest, sentences = manifest_table(IMAGES), sentence_table(24)
+    manifest, sentences = embeddings.manifest_table(), embeddings.sentence_table()
     repeated = pa.concat_tables([sentences, sentences.slice(0, 1)])
-    assert select_content(manifest, repeated, {}, images()).texts == chosen.texts
-    chosen = select_content(manifest, sentences, {}, images(40))
+    assert select_content(manifest, repeated, {}, NumberedImages()).texts == chosen.texts
+    chosen = select_content(manifest, sentences, {}, NumberedImages(40))
     assert (len(chosen.images), chosen.without_pixels) == (40, 8)
     with pytest.raises(ConfigError, match="no image of the manifest is prepared"):
-        select_content(manifest, sentences, {}, images(0))
+        select_content(manifest, sentences, {}, NumberedImages(0))
 
 
 def test_an_image_has_its_report_s_findings_and_labels_that_reports_are_not_read_for() -> None:
@@ -70,10 +64,10 @@ def test_an_image_has_its_report_s_findings_and_labels_that_reports_are_not_read
 
 
 def test_shards_hold_every_image_in_order_and_thumbnails_of_its_proportions(tmp_path):
-    counts = write_index(tmp_path, selection(), images(), HashedEncoder(), SETTINGS, SIMILARITY, 7)
+    counts = write(tmp_path, HashedEncoder(), batch=7)
     shards = layout(tmp_path).open("regions").arrays
     assert [len(shard) for shard in shards] == [20, 20, 8]
-    expected = HashedEncoder().embed_images(images().pixels(21)[None])[0].numpy()
+    expected = HashedEncoder().embed_images(NumberedImages().pixels(21)[None])[0].numpy()
     np.testing.assert_allclose(shards[1][1], expected, atol=1e-3)
     assert counts == {
         "images": IMAGES,
@@ -103,10 +97,10 @@ class Counting(HashedEncoder):
 def test_a_shard_that_is_there_is_not_embedded_again(tmp_path: Path) -> None:
     encoder = Counting(20)
     with pytest.raises(KeyboardInterrupt):
-        write_index(tmp_path, selection(), images(), encoder, SETTINGS, SIMILARITY)
+        write(tmp_path, encoder)
     first = (tmp_path / shard_name("pooled", 0)).read_bytes()
     encoder.most = IMAGES
-    write_index(tmp_path, selection(), images(), encoder, SETTINGS, SIMILARITY)
+    write(tmp_path, encoder)
     assert encoder.seen == IMAGES
     assert (tmp_path / shard_name("pooled", 0)).read_bytes() == first
 
@@ -125,9 +119,8 @@ def test_recall_is_the_share_of_the_exact_best_among_the_candidates(tmp_path):
 
     def built(landmarks: int) -> float | None:
         own = IndexConfig(shard_rows=20, candidates=20)
-        written = selection(), images(), HashedEncoder(), own, SIMILARITY
         (tmp_path / str(landmarks)).mkdir()
-        counts = write_index(tmp_path / str(landmarks), *written, landmarks=landmarks)
+        counts = write(tmp_path / str(landmarks), HashedEncoder(), own, landmarks=landmarks)
         return counts["candidate_recall_at_10"]
 
     recall, index = built(12), layout(tmp_path / "12")

@@ -11,10 +11,9 @@ from medclip_dcl.retrieval import IndexConfig, RetrievalConfig, milvus
 from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards
 from medclip_dcl.retrieval.milvus import Milvus, collection_of, fill_collections
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
-from tests.support.embeddings import MODEL_DIGEST, HashedEncoder, build
+from tests.support.embeddings import MODEL_DIGEST, N_IMAGES, HashedEncoder, build
 from tests.support.milvus import milvus_file
 
-IMAGES = 48
 FILTERS = (
     Filters(),
     Filters(splits=frozenset({"test"})),
@@ -27,7 +26,7 @@ FILTERS = (
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("store") / "index"
-    build(path, IndexConfig(shard_rows=20, candidates=12), IMAGES)
+    build(path, IndexConfig(shard_rows=20, candidates=12))
     return path
 
 
@@ -91,15 +90,15 @@ def test_the_engine_finds_the_rows_of_a_direct_scan_by_each_road(tmp_path, monke
 
 def test_filling_goes_on_where_it_stopped_and_ends_with_every_row(index, retrieval):
     half = Shards([index.vectors["pooled"].whole()[:20]], 20)
-    whole = Shards([index.vectors["pooled"].whole()], IMAGES)
+    whole = Shards([index.vectors["pooled"].whole()], N_IMAGES)
     with Milvus(retrieval) as engine:
         engine.fill("begun", half, lambda _: None)
         with pytest.raises(EngineError, match="holds 20 of 48 rows"):
-            engine.nearest("begun", IMAGES)
+            engine.nearest("begun", N_IMAGES)
         engine.fill("begun", whole, lambda _: None)
         engine.fill("begun", whole, lambda _: None)
         direction = whole.arrays[0][47]
-        assert 47 in engine.nearest("begun", IMAGES).rows(direction, None, 1)
+        assert 47 in engine.nearest("begun", N_IMAGES).rows(direction, None, 1)
         with pytest.raises(EngineError, match="holds 48 of 20 rows"):
             engine.fill("begun", half, lambda _: None)
 

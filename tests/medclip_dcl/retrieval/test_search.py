@@ -1,4 +1,3 @@
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,21 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.core.errors import ArtifactCorrupt, ArtifactStale, QueryError
+from medclip_dcl.core.errors import ArtifactStale, QueryError
 from medclip_dcl.models.similarity import image_sentence_scores
 from medclip_dcl.retrieval import IndexConfig
-from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards, shard_name
+from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 from medclip_dcl.schemas import HitAnswer
 from tests.support.embeddings import DIM, GRID, MODEL_DIGEST, SIMILARITY, HashedEncoder, build
-
-IMAGES = 48
+from tests.support.embeddings import N_IMAGES as IMAGES
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("store") / "index"
-    build(path, IndexConfig(shard_rows=20, candidates=IMAGES), IMAGES)
+    build(path, IndexConfig(shard_rows=20, candidates=IMAGES))
     return path
 
 
@@ -93,15 +91,9 @@ def test_equal_scores_are_ordered_by_id(index: RetrievalIndex) -> None:
     assert [hit.id for hit in hits] == [f"image-{number:03d}" for number in range(5)]
 
 
-def test_an_index_of_another_model_or_with_a_flipped_bit_is_refused(folder, tmp_path):
+def test_an_index_of_another_model_is_refused(folder):
     with pytest.raises(ArtifactStale, match=f"{MODEL_DIGEST}, the model here is {'f' * 64}"):
         RetrievalIndex.open(folder, "f" * 64)
-    shutil.copytree(folder, tmp_path / "index")
-    file = tmp_path / "index" / shard_name("regions", 0)
-    data = file.read_bytes()
-    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(ArtifactCorrupt, match="regions-00000"):
-        RetrievalIndex.open(tmp_path / "index", MODEL_DIGEST)
 
 
 @pytest.mark.parametrize(
