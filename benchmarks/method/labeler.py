@@ -200,8 +200,8 @@ def measure_generated(studies: int) -> dict[str, float]:
     said: dict[str, dict[str, Statement]] = {}
     for seed in range(studies):
         rng = np.random.default_rng(seed)
-        shown = {finding: float(rng.random()) for finding in draw_findings(rng)}
-        for statement in draw_report(shown, rng).findings:
+        _, statements = draw_report(draw_findings(rng), "AP", rng)
+        for statement in statements:
             said.setdefault(statement.kind, {})[statement.text] = statement
     figures = {}
     print(f"\n{'generated sentences by kind':30}{'distinct':>16}{'read as meant':>16}")
@@ -226,11 +226,12 @@ def reads_as_meant(statement: Statement) -> bool:
     }
     kind = "uncertain" if meaning.uncertain else "asserted"
     kind = "negated" if meaning.negated else kind
-    types = [name for name, _, _ in meaning.asserted] or meaning.negated
+    claim = meaning.asserted
+    types = [claim.type] if claim else [*meaning.negated]
     allowed = {label for name in types for label in TYPES[name].labels}
     allowed |= {"Consolidation"} if "pneumonia" in types else set()
     named = any(TYPES[name].labels for name in types)
-    sides = {side for _, side, _ in meaning.asserted if side}
+    sides = {claim.side} if claim and claim.side else set()
     return (
         read[kind] <= allowed
         and (bool(read[kind]) == named or types == ["granuloma"])

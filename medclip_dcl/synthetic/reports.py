@@ -3,23 +3,19 @@
 Sentences come with their meaning, and are laid out as MIMIC-CXR files them.
 """
 
-import functools
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import yaml
-from numpy.typing import NDArray
 
 _OMITTED_SHARE = 0.08
 _COARSE_SHARE = 0.35
-_HEDGED_SHARE = 0.06
+_HEDGED_SHARE = 0.1
 _DENIED_SHARE = 0.3
-_COMBINED_SHARE = 0.5
-_COLUMNS = 79
 
 
 @dataclass(frozen=True)
@@ -29,10 +25,8 @@ class FindingType:
     labels: Sequence[str] = ()
     coarse: Sequence[str] = ()
     fine: Sequence[str] = ()
-    whole: Sequence[str] = ()
     degrees: Sequence[str] = ()
     absent: Sequence[str] = ()
-    denied: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -52,69 +46,45 @@ class FineFinding:
 VOCABULARY: dict[str, Any] = yaml.safe_load(
     Path(__file__).with_name("vocabulary.yaml").read_text(encoding="utf-8")
 )
-"""The words of reports; `vocabulary.yaml` explains them."""
 
 TYPES = {name: FindingType(**words) for name, words in VOCABULARY["types"].items()}
-"""Every type by name."""
 
 COMMON_TYPES = ("pneumonia", "cardiomegaly", "edema", "effusion", "pneumothorax")
 """The five that zero-shot classification asks for."""
 
 FINE_FINDINGS = tuple(FineFinding(*text.split(", ")) for text in VOCABULARY["by_frequency"])
-"""Every fine finding; the n-th is drawn with a weight of 1/n."""
-
-_NORMAL_SHARE = 0.4
-_EXTRA_TRIALS, _EXTRA_CHANCE = 2, 0.35
+"""Every fine finding, the most frequent first."""
 
 
-@functools.cache
-def finding_weights() -> NDArray[np.float64]:
-    """Chance of each of `FINE_FINDINGS` in one draw, in sum 1: Zipf with exponent 1."""
-    weights = 1.0 / np.arange(1, len(FINE_FINDINGS) + 1)
-    return np.asarray(weights / weights.sum())
+def draw_findings(generator: np.random.Generator, power: float = 1.0) -> dict[FineFinding, float]:
+    """Draw the findings of one study, with severities in [0, 1].
 
-
-def draw_findings(generator: np.random.Generator) -> tuple[FineFinding, ...]:
-    """Draw the findings of one study.
-
-    None at all for a normal study (40 %), else 1 + Binomial(2, .35) distinct findings; of two
-    that exclude each other on an image the first stays.
+    None at all for a normal study (40 %), else 1 + Binomial(2, .35) distinct findings, of which the
+    n-th of `FINE_FINDINGS` has a weight of n ** -power.
     """
-    if generator.random() < _NORMAL_SHARE:
-        return ()
-    count = 1 + int(generator.binomial(_EXTRA_TRIALS, _EXTRA_CHANCE))
-    picks = generator.choice(len(FINE_FINDINGS), count, replace=False, p=finding_weights())
-    chosen: list[FineFinding] = []
-    for pick in picks:
-        candidate = FINE_FINDINGS[int(pick)]
-        if not any(_exclude(candidate, other) for other in chosen):
-            chosen.append(candidate)
-    return tuple(chosen)
-
-
-def _exclude(one: FineFinding, other: FineFinding) -> bool:
-    if one.type == other.type == "scoliosis":
-        return True
-    low = {"effusion", "elevated hemidiaphragm"}
-    return one.side == other.side and {one.type, other.type} == low
+    if generator.random() < 0.4:
+        return {}
+    weights = np.arange(1.0, len(FINE_FINDINGS) + 1) ** -power
+    count = 1 + generator.binomial(2, 0.35)
+    picks = generator.choice(len(weights), count, replace=False, p=weights / weights.sum())
+    return {FINE_FINDINGS[pick]: float(generator.random()) for pick in picks}
 
 
 @dataclass(frozen=True)
 class Meaning:
     """Claims of a generated sentence."""
 
-    asserted: tuple[tuple[str, str, str], ...] = ()  # type, side, zone; empty where none is named
+    asserted: FineFinding | None = None  # side and zone are empty where none is named
     negated: tuple[str, ...] = ()  # types
-    normal: bool = False  # whether it denies every finding
     uncertain: bool = False  # whether it hedges; its truth is that of the unhedged sentence
 
     def holds(self, findings: Collection[FineFinding]) -> bool:
-        """Return whether each asserted finding is there and no denied one is."""
-        if self.normal:
-            return not findings
-        if any(finding.type in self.negated for finding in findings):
+        """Return whether the asserted finding is there and no denied one is."""
+        types = {item.type for item in findings}
+        if not types.isdisjoint(self.negated):
             return False
-        return all(any(_matches(claim, item) for item in findings) for claim in self.asserted)
+        claim = self.asserted
+        return claim is None or claim in findings or (not claim.side and claim.type in types)
 
 
 @dataclass(frozen=True)
@@ -123,48 +93,33 @@ class Statement:
 
     text: str
     kind: str
-    meaning: Meaning = field(default_factory=Meaning)
+    meaning: Meaning
 
 
-def state_finding(
-    finding: FineFinding,
-    severity: float,
-    *,
-    coarse: bool,
-    hedged: bool,
-    generator: np.random.Generator,
-) -> Statement:
+def state(finding: FineFinding, severity: float, generator: np.random.Generator) -> Statement:
     """Write one sentence about a finding; severity, 0 to 1, chooses its adjective.
 
     A coarse sentence names the type alone, a hedged one leaves the finding open. A type without
-    side and zone has fine sentences alone.
+    side has fine sentences alone.
     """
     words = TYPES[finding.type]
-    located = bool(finding.side)
-    coarse = coarse and located
-    claim = (finding.type, "", "") if coarse else (finding.type, finding.side, finding.zone)
-    meaning = Meaning(asserted=(claim,), uncertain=hedged)
-    kind = "coarse" if coarse else "fine"
-    if words.whole and not coarse and not hedged and generator.random() < 0.2:
-        return Statement(_fill(_pick(words.whole, generator), finding, generator), kind, meaning)
-    noun = _pick(words.coarse if coarse or not located else words.fine, generator)
-    article, _, phrase = noun.partition("|")
-    phrase = _fill(phrase, finding, generator)
-    if words.degrees and generator.random() < 0.5:
+    coarse = generator.random() < _COARSE_SHARE and bool(finding.side)
+    noun = _pick(words.coarse if coarse or not words.fine else words.fine, generator)
+    hedged = generator.random() < _HEDGED_SHARE and not noun.endswith(".")
+    claim = FineFinding(finding.type) if coarse else finding
+    noun = _located(noun, finding, int(generator.integers(3)))
+    if words.degrees and generator.random() < 0.5 and not noun.endswith("."):
         degree = words.degrees[min(int(severity * 3), 2)]
-        phrase = f"{degree} {phrase}".strip()
-    carriers = VOCABULARY["hedges" if hedged else "carriers"]
-    if not hedged and finding.type in VOCABULARY["suggested"] and not article:
-        carriers = carriers + VOCABULARY["suggesting"]
-    return Statement(_sentence(_pick(carriers, generator), article, phrase), kind, meaning)
+        noun = f"{degree} {noun}" if _bare(noun) == noun else f"a {degree} {_bare(noun)}"
+    carrier = _pick(VOCABULARY["hedges" if hedged else "carriers"], generator)
+    kind = "coarse" if coarse else "fine"
+    return Statement(_sentence(carrier, noun), kind, Meaning(claim, uncertain=hedged))
 
 
 def gallery_sentence(finding: FineFinding) -> str:
     """Return the plainest sentence of a fine finding, which no other fine finding has."""
     words = TYPES[finding.type]
-    article, _, phrase = (words.fine or words.coarse)[0].partition("|")
-    location = _locations(finding)[0] if "{" in phrase else ""
-    return _sentence("There {is} {a_np}.", article, _filled(phrase, finding, location))
+    return _sentence("There is {np}.", _located((words.fine or words.coarse)[0], finding, 0))
 
 
 def deny(types: Sequence[str], generator: np.random.Generator) -> Statement:
@@ -172,182 +127,96 @@ def deny(types: Sequence[str], generator: np.random.Generator) -> Statement:
     meaning = Meaning(negated=tuple(types))
     if len(types) == 1:
         return Statement(_pick(TYPES[types[0]].absent, generator), "negated", meaning)
-    nouns = [_pick(TYPES[name].denied, generator) for name in types]
-    joined = " or ".join(nouns) if len(nouns) == 2 else f"{', '.join(nouns[:-1])}, or {nouns[-1]}"
-    sentence = _pick(VOCABULARY["denials"], generator).format(list=joined)
-    return Statement(sentence, "combined", meaning)
+    *nouns, last = (_bare(TYPES[name].coarse[0]) for name in types)
+    denial = _pick(VOCABULARY["denials"], generator)
+    return Statement(denial.format(list=f"{', '.join(nouns)} or {last}"), "combined", meaning)
 
 
-def _call_normal(generator: np.random.Generator) -> Statement:
-    return Statement(_pick(VOCABULARY["normal"], generator), "normal", Meaning(normal=True))
-
-
-def _clear_regions(
-    findings: Collection[FineFinding], generator: np.random.Generator
-) -> list[Statement]:
-    """At most one statement for each region that shows nothing."""
-    shown = {finding.type for finding in findings}
-    return [
-        Statement(
-            _pick(region["sentences"], generator), "normal", Meaning(negated=tuple(region["types"]))
-        )
-        for region in VOCABULARY["regions"]
-        if shown.isdisjoint(region["types"]) and generator.random() < 0.3
-    ]
-
-
-def _matches(claim: tuple[str, str, str], finding: FineFinding) -> bool:
-    kind, side, zone = claim
-    return kind == finding.type and side in {"", finding.side} and zone in {"", finding.zone}
-
-
-def _sentence(carrier: str, article: str, phrase: str) -> str:
-    before = {"a": "an " if phrase[0] in "aeiouE" else "a ", "": "", "+": ""}[article]
-    text = carrier.format(
-        np=phrase, a_np=before + phrase, **{"is": "are" if article == "+" else "is"}
-    )
+def _sentence(carrier: str, noun: str) -> str:
+    text = noun if noun.endswith(".") else carrier.format(np=noun, bare=_bare(noun))
     return text[0].upper() + text[1:]
 
 
-def _locations(finding: FineFinding) -> Sequence[str]:
-    if not finding.zone:
-        return ("",)
-    table = VOCABULARY["rib" if finding.type == "rib fracture" else "place"]
-    places: Sequence[str] = table[finding.side][finding.zone]
-    return places
+def _bare(noun: str) -> str:
+    return noun.removeprefix("a ").removeprefix("an ")
 
 
-def _fill(phrase: str, finding: FineFinding, generator: np.random.Generator) -> str:
-    return _filled(phrase, finding, _pick(_locations(finding), generator))
-
-
-def _filled(phrase: str, finding: FineFinding, location: str) -> str:
-    side = finding.side
-    return phrase.format(place=location, rib=location, side=side, Side=side.capitalize())
+def _located(noun: str, finding: FineFinding, spelling: int) -> str:
+    place = VOCABULARY["places"][finding.zone][spelling] if finding.zone else ""
+    return noun.replace("{place}", place).replace("{side}", finding.side)
 
 
 def _pick(options: Sequence[str], generator: np.random.Generator) -> str:
     return options[int(generator.integers(len(options)))]
 
 
-@dataclass(frozen=True)
-class Report:
-    """Sections of a generated report."""
+def draw_report(
+    findings: Mapping[FineFinding, float], view: str, generator: np.random.Generator
+) -> tuple[str, list[Statement]]:
+    """Write what a radiologist would say of these findings and severities: text and statements.
 
-    findings: tuple[Statement, ...]
-    impression: tuple[Statement, ...]  # with their numbers where it is a list
-    layout: Literal["both", "impression", "plain"]  # plain: one text without either header
-    numbered: bool  # whether the impression is a numbered list
-
-    @property
-    def statements(self) -> tuple[Statement, ...]:
-        """All statements, in order, as they stand in the text."""
-        return self.findings + self.impression
-
-    @property
-    def sections(self) -> dict[str, str]:
-        """Header -> text; the header of a plain report is empty."""
-        findings = "  ".join(item.text for item in self.findings)
-        impression = ("\n" if self.numbered else "  ").join(item.text for item in self.impression)
-        if self.layout == "both":
-            return {"FINDINGS": findings, "IMPRESSION": impression}
-        header = "IMPRESSION" if self.layout == "impression" else ""
-        return {header: f"{findings}  {impression}".strip()}
-
-
-def draw_report(findings: Mapping[FineFinding, float], generator: np.random.Generator) -> Report:
-    """Write what a radiologist would say about a study with these findings and severities.
-
-    All statements are true; a share of the findings is left out, never all of them.
+    All statements are true; a share of the findings is left out, never all of them. The text has
+    hard wraps, and one leading space a line.
     """
-    reported = {
-        item: level for item, level in findings.items() if generator.random() > _OMITTED_SHARE
-    }
-    reported = dict(reported or findings)
-    positive = [_state(item, level, generator) for item, level in reported.items()]
-    body = positive + _denials(findings, generator) + _clear_regions(findings, generator)
-    if not findings and (not body or generator.random() < 0.35):
-        body.append(_call_normal(generator))
+    reported = [pair for pair in findings.items() if generator.random() > _OMITTED_SHARE]
+    reported = reported or [*findings.items()]
+    shown = {finding.type for finding in findings}
+    body = [state(item, level, generator) for item, level in reported]
+    body += _denials(shown, generator)
+    # Each sentence about a region denies all types of it, and is said where none is shown.
+    for region in VOCABULARY["regions"]:
+        if shown.isdisjoint(region["types"]) and generator.random() < 0.3:
+            meaning = Meaning(negated=tuple(region["types"]))
+            body.append(Statement(_pick(region["sentences"], generator), "normal", meaning))
     body = [body[index] for index in generator.permutation(len(body))]
+    summary = [state(item, level, generator) for item, level in reported[:2]]
     if not findings:
-        summary = [_call_normal(generator)]
-    else:
-        summary = [_state(item, level, generator) for item, level in list(reported.items())[:2]]
-    draw = float(generator.random())
-    layout: Literal["both", "impression", "plain"] = "both"
-    if draw < 0.13 or not body:
-        layout = "plain" if draw < 0.03 and body else "impression"
-    numbered = layout == "both" and len(summary) > 1 and draw > 0.7
-    if numbered:
-        summary = [replace(item, text=f"{n}. {item.text}") for n, item in enumerate(summary, 1)]
-    return Report(tuple(body), tuple(summary), layout, numbered)
+        normal = _pick(VOCABULARY["normal"], generator)
+        summary = [Statement(normal, "normal", Meaning(negated=tuple(TYPES)))]
+    sections = {"FINDINGS": body, "IMPRESSION": summary}
+    if not body or generator.random() < 0.13:
+        sections = {"IMPRESSION": body + summary}
+    return _lay_out(sections, view, generator), body + summary
 
 
-def lay_out(report: Report, view: str, generator: np.random.Generator) -> str:
-    """Set a report as text: headers, hard wraps, one leading space a line.
+def _denials(shown: Collection[str], generator: np.random.Generator) -> list[Statement]:
+    absent = [
+        str(name)
+        for name in generator.permutation(COMMON_TYPES)
+        if name not in shown and generator.random() < _DENIED_SHARE
+    ]
+    if len(absent) > 1 and generator.random() < 0.5:
+        return [deny(absent[:3], generator), *(deny([name], generator) for name in absent[3:])]
+    return [deny([name], generator) for name in absent]
 
-    `___` stands for what de-identification took.
-    """
-    sex = _pick(("man", "woman"), generator)
-    question = _pick(VOCABULARY["indications"], generator).format(sex=sex)
+
+def _lay_out(
+    sections: Mapping[str, Sequence[Statement]], view: str, generator: np.random.Generator
+) -> str:
+    # `___` stands for what de-identification took.
     exam = "CHEST (PORTABLE AP)" if view == "AP" else "CHEST (PA AND LAT)"
-    lines = [" " * 32 + " FINAL REPORT", "", *_wrapped(f"EXAMINATION:  {exam}")]
-    lines += ["", *_wrapped(f"INDICATION:  {question}")]
-    if generator.random() < 0.5:
-        lines += ["", *_wrapped(f"TECHNIQUE:  Chest, {view} view.")]
+    parts = [f"EXAMINATION:  {exam}", f"INDICATION:  {_pick(VOCABULARY['indications'], generator)}"]
     if generator.random() < 0.6:
-        lines += ["", *_wrapped("COMPARISON:  Chest radiograph ___.")]
-    for header, text in report.sections.items():
-        lines += ["", f" {header}: ", "", *_wrapped(text)] if header else ["", *_wrapped(text)]
-    return "\n".join(line or " " for line in lines) + "\n"
+        parts.append("COMPARISON:  Chest radiograph ___.")
+    for header, statements in sections.items():
+        parts += [f"{header}:", "  ".join(statement.text for statement in statements)]
+    wrapped = (textwrap.fill(part, 78, break_on_hyphens=False) for part in parts)
+    return textwrap.indent("\n\n".join([" " * 32 + "FINAL REPORT", *wrapped]), " ") + "\n"
 
 
-def study_labels(report: Report) -> dict[str, int]:
-    """Read off the CheXpert labels that a report earns: 1 asserted, -1 hedged, 0 denied.
+def study_labels(statements: Sequence[Statement]) -> dict[str, int]:
+    """Read off the CheXpert labels that statements earn: 1 asserted, -1 hedged, 0 denied.
 
     Labels not mentioned are left out; "No Finding" is 1 where nothing is asserted.
     """
-    labels: dict[str, int] = {}
-    for statement in report.statements:
-        for name in statement.meaning.negated if statement.kind != "normal" else ():
-            if TYPES[name].labels:
-                labels.setdefault(TYPES[name].labels[0], 0)
-    asserted: dict[str, int] = {}
-    for statement in report.statements:
-        for name, _, _ in statement.meaning.asserted:
-            for label in TYPES[name].labels:
-                value = -1 if statement.meaning.uncertain else 1
-                asserted[label] = max(value, asserted.get(label, -1))
-    if not any(statement.meaning.asserted for statement in report.statements):
-        labels["No Finding"] = 1
-    return labels | asserted
-
-
-def _state(finding: FineFinding, severity: float, generator: np.random.Generator) -> Statement:
-    coarse = generator.random() < _COARSE_SHARE
-    hedged = generator.random() < _HEDGED_SHARE
-    return state_finding(finding, severity, coarse=coarse, hedged=hedged, generator=generator)
-
-
-def _denials(findings: Collection[FineFinding], generator: np.random.Generator) -> list[Statement]:
-    shown = {finding.type for finding in findings}
-    absent = [
-        name for name in COMMON_TYPES if name not in shown and generator.random() < _DENIED_SHARE
-    ]
-    order = [absent[index] for index in generator.permutation(len(absent))]
-    listed: list[str] = []
-    if len(order) > 1 and generator.random() < _COMBINED_SHARE:
-        listed, order = order[:3], order[3:]
-    statements = [deny([name], generator) for name in order]
-    return [*statements, deny(listed, generator)] if listed else statements
-
-
-def _wrapped(text: str) -> list[str]:
-    wrapper = textwrap.TextWrapper(
-        _COLUMNS,
-        initial_indent=" ",
-        subsequent_indent=" ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [line for paragraph in text.split("\n") for line in wrapper.wrap(paragraph)]
+    marks = []
+    for statement in statements:
+        claim, value = statement.meaning.asserted, -1 if statement.meaning.uncertain else 1
+        if claim:
+            marks += [(label, value) for label in TYPES[claim.type].labels]
+        elif statement.kind != "normal":
+            marks += [(TYPES[name].labels[0], 0) for name in statement.meaning.negated]
+    if not any(statement.meaning.asserted for statement in statements):
+        marks.append(("No Finding", 1))
+    # Of several marks of a label the last stays: the asserted before the hedged one.
+    return dict(sorted(marks, key=lambda mark: (0, -1, 1).index(mark[1])))

@@ -22,7 +22,7 @@ from hospital.tests.support.orthanc import (
 from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import open_image
 from medclip_dcl.inference.input_range import fit_input_range
-from medclip_dcl.synthetic.patients import NATURAL, draw_patient
+from medclip_dcl.synthetic.patients import draw_patient
 from medclip_hospital.gateway import launcher
 from medclip_hospital.gateway.listener import client_context
 from tests.support import unlike
@@ -173,8 +173,8 @@ def model_of_drawings(tmp_path_factory) -> Path:
 
 def drawing(number: int) -> np.ndarray:
     """A generated radiograph of a patient of its own, 64 x 64 pixels."""
-    item = next(draw_patient(NATURAL, number, 11).items())
-    grey = np.rint(255 * np.clip(item.draw(128).pixels, 0, 1)).astype(np.uint8)
+    image = draw_patient(number, 11)[0]
+    grey = np.rint(255 * image.draw(128).pixels).astype(np.uint8)
     return np.asarray(Image.fromarray(grey).resize((64, 64)))
 
 

@@ -5,7 +5,9 @@ import json
 import pytest
 
 from benchmarks.method.labeler import main, measure_generated, reads_as_meant
-from medclip_dcl.synthetic.reports import Meaning, Statement
+from medclip_dcl.synthetic.reports import FineFinding, Meaning, Statement
+
+LEFT_EFFUSION = FineFinding("effusion", "left")
 
 
 @pytest.mark.parametrize(
@@ -13,9 +15,9 @@ from medclip_dcl.synthetic.reports import Meaning, Statement
     [
         ("History of edema.", Meaning(), True),
         ("Edema.", Meaning(), False),
-        ("A left effusion is seen.", Meaning(asserted=(("effusion", "left", ""),)), True),
-        ("An effusion is seen.", Meaning(asserted=(("effusion", "left", ""),)), False),
-        ("Left effusion, no edema.", Meaning(asserted=(("effusion", "left", ""),)), False),
+        ("A left effusion is seen.", Meaning(asserted=LEFT_EFFUSION), True),
+        ("An effusion is seen.", Meaning(asserted=LEFT_EFFUSION), False),
+        ("Left effusion, no edema.", Meaning(asserted=LEFT_EFFUSION), False),
         ("The edema has resolved.", Meaning(negated=("edema",)), True),
     ],
 )

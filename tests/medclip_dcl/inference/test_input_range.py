@@ -15,7 +15,7 @@ from medclip_dcl.inference.model_package import (
     read_input_range,
     write_input_range,
 )
-from medclip_dcl.synthetic.patients import NATURAL, draw_patient
+from medclip_dcl.synthetic.patients import draw_patient
 from tests.support import unlike
 
 SIZE_PX = 96
@@ -28,8 +28,7 @@ def resized(grey: np.ndarray) -> np.ndarray:
 @pytest.fixture(scope="module")
 def images() -> list[np.ndarray]:
     """One image of each of 120 generated patients."""
-    patients = (draw_patient(NATURAL, number, 11) for number in range(120))
-    drawn = [next(patient.items()).draw(SIZE_PX).pixels for patient in patients]
+    drawn = [draw_patient(number, 11)[0].draw(SIZE_PX).pixels for number in range(120)]
     return [resized(np.rint(pixels / pixels.max() * 255).astype(np.uint8)) for pixels in drawn]
 
 

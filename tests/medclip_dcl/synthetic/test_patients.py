@@ -6,32 +6,25 @@ import pydicom
 import pytest
 
 from medclip_dcl.data.images import open_image
-from medclip_dcl.synthetic.patients import NATURAL, Item, Storage, draw_patient, quantize
+from medclip_dcl.synthetic.patients import draw_patient, quantize
 
-ITEM = next(draw_patient(NATURAL, 0, 0).items())
-
-
-def encode_image(storage: Storage) -> bytes:
-    item: Item = replace(ITEM, image=replace(ITEM.image, storage=storage))
-    return item.encode(ramp())
+RAMP = np.tile(np.linspace(0, 1, 47, dtype=np.float32), (33, 1))
 
 
-def ramp() -> np.ndarray:
-    noise = np.random.default_rng(0).random((33, 47), dtype=np.float32)
-    return (np.linspace(0, 0.9, 47, dtype=np.float32) + 0.1 * noise).astype(np.float32)
+def encoded(bits: int, *, is_inverted: bool) -> bytes:
+    return replace(draw_patient(0, 0)[0], bits=bits, is_inverted=is_inverted).encode(RAMP)
 
 
 @pytest.mark.parametrize("bits", [12, 16])
 def test_stored_values_survive(bits: int) -> None:
-    storage = Storage(bits, False, 0.05, 0.95)
-    pixels = pydicom.dcmread(io.BytesIO(encode_image(storage))).pixel_array
-    assert np.array_equal(pixels, quantize(ramp(), storage))
-    assert pixels.max() < 2**bits
+    pixels = pydicom.dcmread(io.BytesIO(encoded(bits, is_inverted=False))).pixel_array
+    assert np.array_equal(pixels, quantize(RAMP, bits, is_inverted=False))
+    assert (pixels.min(), pixels.max()) == (0, 2**bits - 1)
 
 
 def test_patients_of_another_seed_have_other_ids() -> None:
     ids = [
-        {draw_patient(NATURAL, number, seed).subject_id for number in range(300)}
+        {draw_patient(number, seed)[0].study.subject_id for number in range(300)}
         for seed in (0, 1, 2)
     ]
     assert [len(found) for found in ids] == [300] * 3
@@ -39,11 +32,11 @@ def test_patients_of_another_seed_have_other_ids() -> None:
 
 
 def test_monochrome1_is_stored_inverted_and_the_gate_opens_it():
-    plain, turned = Storage(12, False, 0, 1), Storage(12, True, 0, 1)
-    assert np.array_equal(quantize(ramp(), turned), 4095 - quantize(ramp(), plain))
-    dataset = pydicom.dcmread(io.BytesIO(encode_image(turned)))
+    inverted = encoded(12, is_inverted=True)
+    dataset = pydicom.dcmread(io.BytesIO(inverted))
     assert dataset.PhotometricInterpretation == "MONOCHROME1"
-    images = [open_image(encode_image(Storage(16, inverted, 0, 1))) for inverted in (False, True)]
+    assert np.array_equal(dataset.pixel_array, 4095 - quantize(RAMP, 12, is_inverted=False))
+    images = [open_image(file) for file in (encoded(12, is_inverted=False), inverted)]
     assert images[0].source == "dicom"
     assert images[1].inverted
     difference = images[0].pixels.astype(int) - images[1].pixels.astype(int)

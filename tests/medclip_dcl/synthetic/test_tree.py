@@ -2,22 +2,19 @@ import csv
 import gzip
 import io
 import json
-import multiprocessing
 import re
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pydicom
 import pytest
-from threadpoolctl import threadpool_info
 
 from medclip_dcl.core.artifact import Artifact, make_fingerprint
 from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.synthetic import GenerateConfig, tree
-from medclip_dcl.synthetic.patients import NATURAL, draw_patient
+from medclip_dcl.synthetic.patients import draw_patient
 from medclip_dcl.synthetic.reports import FINE_FINDINGS, gallery_sentence
 
-SETTINGS = GenerateConfig(patients=40, size_px=64)
+SETTINGS = GenerateConfig(patients=100, size_px=64)
 
 
 def write(path: Path, settings: GenerateConfig = SETTINGS, workers: int = 1) -> Artifact:
@@ -70,11 +67,11 @@ def test_a_patient_is_in_one_split_alone(root: Path) -> None:
     assert set.union(*splits.values()) == {"train", "validate", "test"}
 
 
-def test_boxes_are_of_test_patients_and_cover_every_fine_finding(root: Path) -> None:
+def test_boxes_are_of_test_patients_and_lie_in_their_images(root: Path) -> None:
     boxes = rows(root / tree.BOX_TABLE)
     split = {row["dicom_id"]: row["split"] for row in table(root, "split")}
     assert {split[row["dicom_id"]] for row in boxes} == {"test"}
-    assert {row["label_text"] for row in boxes} == {gallery_sentence(one) for one in FINE_FINDINGS}
+    assert {row["label_text"] for row in boxes} <= {gallery_sentence(one) for one in FINE_FINDINGS}
     for row in boxes:
         x, y, w, h, width, height = (
             int(row[name]) for name in ("x", "y", "w", "h", "image_width", "image_height")
@@ -83,7 +80,7 @@ def test_boxes_are_of_test_patients_and_cover_every_fine_finding(root: Path) -> 
         assert 0 <= y < y + h <= height
 
 
-def test_rho_is_the_share_of_training_images(root: Path) -> None:
+def test_true_eta_is_the_share_of_training_images(root: Path) -> None:
     by_name = {finding.name: finding for finding in FINE_FINDINGS}
     split = {row["dicom_id"]: row["split"] for row in table(root, "split")}
     view = {row["dicom_id"]: row["ViewPosition"] for row in table(root, "metadata")}
@@ -95,18 +92,12 @@ def test_rho_is_the_share_of_training_images(root: Path) -> None:
     eta = {row["text"]: float(row["eta"]) for row in rows(root / "truth/eta.csv")}
     kinds = set()
     for number in range(SETTINGS.patients):
-        for study in draw_patient(NATURAL, number, 1).studies:
-            for statement in study.report.statements:
+        for image in draw_patient(number, 1):
+            for statement in image.study.statements:
                 kinds.add(statement.kind)
                 share = sum(statement.meaning.holds(shown) for shown in images) / len(images)
                 assert eta[statement.text] == pytest.approx(share, abs=1e-6)
     assert kinds == {"fine", "coarse", "negated", "combined", "normal"}
-
-
-def test_processes_that_draw_have_one_thread_each() -> None:
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), tree._limit_threads) as pool:
-        libraries = pool.submit(threadpool_info).result()
-    assert {library["num_threads"] for library in libraries} == {1}  # BLAS is loaded
 
 
 def test_two_processes_write_the_same_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
