@@ -21,7 +21,6 @@ from medclip_dcl.evaluation.evaluated_model import encode, evaluated_model
 from medclip_dcl.evaluation.metrics import BootstrapOptions
 from medclip_dcl.evaluation.probe import (
     HeadRules,
-    HeadSplits,
     Labelled,
     image_features,
     labelled_images,
@@ -304,7 +303,7 @@ def _fit_heads(
         features = image_features(encoded)
         for name, truth in zip(labels, _truth(job, data, split, labels), strict=True):
             parts[name].append(labelled_images(features, truth, encoded.subject_ids))
-    return [make_head(name, HeadSplits(*each), rules, inputs) for name, each in parts.items()]
+    return [make_head(name, each, rules, inputs) for name, each in parts.items()]
 
 
 def _refuse_repeated(data: _Data) -> None:

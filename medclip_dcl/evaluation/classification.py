@@ -45,7 +45,6 @@ REMEDY = (  # what helps a finding that is warned of
 
 CORRELATION_FIGURE = "prompt_correlation"  # name of the figure in the results of each finding
 
-ONE_CLASS = "no image of one of the two classes"
 _MEANS = ("mean_auc", "mean_balanced_accuracy", "mean_balanced_accuracy_offset")
 
 Levels = Sequence[float | None]
@@ -117,8 +116,8 @@ def evaluate_findings(
     score = softmax_scores(margin, torch.tensor(model.gamma_squared).sqrt()).cpu().numpy()
     margins = margin.cpu().numpy().astype(np.float64)
     groups = {
-        finding.name: finding_figures(
-            margins[row], truth[row], images.subject_ids, bootstrap, offsets[row]
+        finding.name: figures_of(
+            ranking, margins[row], truth[row], images.subject_ids, offsets[row], bootstrap
         )
         | {CORRELATION_FIGURE: pair_figure(positive[row], negative[row], images.subject_ids)}
         for row, finding in enumerate(findings)
@@ -146,17 +145,6 @@ def evaluate_findings(
     return EvalResult(absent, pool, chance, mean_figures, groups), rows
 
 
-def finding_figures(
-    margins: Values,
-    truth: Int8[np.ndarray, " images"],
-    subjects: Sequence[str],
-    bootstrap: metrics.BootstrapOptions,
-    offset: float | None = None,
-) -> dict[str, metrics.Figure]:
-    """Estimate the figures of `ranking` over the images whose truth is known."""
-    return figures_of(ranking, margins, truth, subjects, offset, bootstrap, ONE_CLASS)
-
-
 def figures_of(
     metric: Metric,
     margins: Values,
@@ -164,7 +152,7 @@ def figures_of(
     subjects: Sequence[str],
     level: float | None,
     bootstrap: metrics.BootstrapOptions,
-    undefined: str,
+    undefined: str | Mapping[str, str] = "no image of one of the two classes",
 ) -> dict[str, metrics.Figure]:
     """Estimate a metric of one finding over the images whose truth is known; see `estimate`."""
     labelled, positive, owners = known_images(truth, subjects)

@@ -8,7 +8,6 @@ sigmoid(slope * logit + intercept).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from medclip_dcl.core.artifact import Artifact
-from medclip_dcl.core.errors import MetricError
 from medclip_dcl.core.files import write_text
 from medclip_dcl.evaluation import classification, metrics
 from medclip_dcl.evaluation.evaluated_model import EncodedImages
@@ -54,50 +52,38 @@ _ITERATIONS = 1000
 _COMPARED = 256  # images whose answers are made at a time
 
 
-def choose_threshold(margins: classification.Values, positive: classification.IsPositive) -> float:
+def choose_threshold(
+    margins: classification.Values,
+    truth: Int8[np.ndarray, " images"],
+    subjects: Sequence[str],
+) -> metrics.Figure:
     """Choose the margin with the largest Youden index, sensitivity + specificity - 1.
 
-    The highest of the margins of validation images where several are as good.
-
-    Raises:
-        MetricError: the images show one class alone.
+    It is chosen on validation images: the highest of their margins where several are as good; `n`
+    and `subjects` are those with a label, and their patients. Without both classes there is a
+    reason and no value.
 
     Source: Youden 1950.
     """
+    labelled, positive, owners = classification.known_images(truth, subjects)
     present, absent = int(positive.sum()), int((~positive).sum())
+    sizes = (len(owners), len(set(owners)))
     if not present or not absent:
-        raise MetricError("a threshold needs images of both classes; give more labels")
-    levels = np.unique(margins)[::-1]
+        reason = (
+            f"{present} validation images with the finding and {absent} without; a threshold "
+            "needs both"
+        )
+        return metrics.Figure(None, *sizes, reason=reason)
+    own = margins[labelled]
+    levels = np.unique(own)[::-1]
     # How many images with the finding, and without it, reach each level.
     hits, misses = (
-        own.sum() - np.searchsorted(np.sort(margins[own]), levels, side="left")
-        for own in (positive, ~positive)
+        each.sum() - np.searchsorted(np.sort(own[each]), levels, side="left")
+        for each in (positive, ~positive)
     )
     # In whole numbers: rounding must not decide between levels that are as good.
-    return float(levels[(hits * absent - misses * present).argmax()])
-
-
-def choose_thresholds(
-    margins: classification.Matrix, truth: classification.Truth, subjects: Sequence[str]
-) -> list[metrics.Figure]:
-    """Choose the threshold of every finding on validation images; without a value, with the reason.
-
-    `n` and `subjects` are the validation images with a label, and their patients.
-    """
-    thresholds = []
-    for margin, state in zip(margins, truth, strict=True):
-        labelled, positive, owners = classification.known_images(state, subjects)
-        sizes = (len(owners), len(set(owners)))
-        if positive.any() and not positive.all():
-            value = choose_threshold(margin[labelled], positive)
-            thresholds.append(metrics.Figure(value, *sizes))
-        else:
-            reason = (
-                f"{int(positive.sum())} validation images with the finding and "
-                f"{int((~positive).sum())} without; a threshold needs both"
-            )
-            thresholds.append(metrics.Figure(None, *sizes, reason=reason))
-    return thresholds
+    best = (hits * absent - misses * present).argmax()
+    return metrics.Figure(float(levels[best]), *sizes)
 
 
 def decision_metrics(
@@ -121,7 +107,7 @@ def evaluate_decisions(
     thresholds: Sequence[metrics.Figure],
     bootstrap: metrics.BootstrapOptions,
 ) -> EvalResult:
-    """Measure the decisions on evaluated images at the thresholds of `choose_thresholds`.
+    """Measure the decisions on evaluated images at the findings' thresholds of `choose_threshold`.
 
     Groups are findings; each has its `threshold`, and figures at it where there is one.
     """
@@ -169,12 +155,9 @@ def decision_figures(
             **decision_metrics(*given),
         }
 
-    figures = {
-        name: figure if figure.value is not None else replace(figure, reason=_REASONS[name])
-        for name, figure in classification.figures_of(
-            metric, margins, truth, subjects, threshold.value, bootstrap, ""
-        ).items()
-    }
+    figures = classification.figures_of(
+        metric, margins, truth, subjects, threshold.value, bootstrap, _REASONS
+    )
     if threshold.value is None:
         auprc = figures["auprc"]
         nothing = metrics.Figure(None, auprc.n, auprc.subjects, reason=threshold.reason)

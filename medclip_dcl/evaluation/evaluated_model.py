@@ -179,19 +179,14 @@ class EvaluatedModel:
     ) -> Float[Tensor, "sides images"]:
         """Score the prompts of each finding, averaged by side: positive, then negative.
 
-        In the place of a negative that a finding has not stands `missing_sides`.
+        The level of the positive stands for a negative that a finding has not: 0 where the model
+        has no level, which changes neither AUC nor a chosen threshold.
         """
-        prompts = self.embed_sentences(prompt_texts(findings))
-        return side_scores(self.score(regions, prompts), findings, self.missing_sides(findings))
-
-    def missing_sides(self, findings: Sequence[Finding]) -> list[float]:
-        """Return what stands for the negative of findings without one: the level of the positive.
-
-        0 where the model has no level, which changes neither AUC nor a chosen threshold.
-        """
+        missing = [0.0] * len(findings)
         if isinstance(self.encoders, Predictor) and not all(item.negative for item in findings):
-            return [level or 0.0 for level in self.encoders.negative_levels(findings)]
-        return [0.0] * len(findings)
+            missing = [level or 0.0 for level in self.encoders.negative_levels(findings)]
+        prompts = self.embed_sentences(prompt_texts(findings))
+        return side_scores(self.score(regions, prompts), findings, missing)
 
     def offsets_of(self, findings: Sequence[Finding]) -> list[float | None]:
         """Return the level of each finding's margin, as `Predictor.offsets_of`.

@@ -175,6 +175,7 @@ def evaluate_grounding(
     for unit, sentence in zip(units, sentences, strict=True):
         image = images.regions[unit.image : unit.image + 1].to(sentence.device).float()
         grid = score_grids(image, sentence[None], model.similarity)[0, 0]
+        scores, mask = _on_image(grid, unit, images, longest_px)
         rows.append(
             {
                 **images.ids_of(unit.image),
@@ -183,21 +184,30 @@ def evaluate_grounding(
                 "boxes": len(unit.boxes),
                 "rows": grid.shape[0],
                 "grid": [float(value) for value in grid.ravel()],
-                **_compare(grid, unit, images, longest_px),
+                "cnr_signed": signed_cnr(scores, mask),
+                "miou": mean_iou(scores, mask),
+                "pointed": is_pointed_at(scores, mask),
+                "area": float(mask.mean()),
             }
         )
-    groups = {
-        category: _grounding_figures(
-            [row for row in rows if row["category"] == category], bootstrap
+
+    def estimated(chosen: Rows) -> dict[str, metrics.Figure]:
+        return metrics.estimate(
+            lambda weights: measure_grounding(chosen, weights),
+            [row["subject_id"] for row in chosen],
+            bootstrap,
+            "undefined for every unit",
         )
+
+    groups = {
+        category: estimated([row for row in rows if row["category"] == category])
         for category in sorted({unit.category for unit in units})
     }
     chance = {
         "pointing": float(np.mean([row["area"] for row in rows])),
         **chance_cnr(rows, units, images, bootstrap.generator()),
     }
-    figures = _grounding_figures(rows, bootstrap)
-    return EvalResult("", {"sentences": len(rows)}, chance, figures, groups), rows
+    return EvalResult("", {"sentences": len(rows)}, chance, estimated(rows), groups), rows
 
 
 def chance_cnr(
@@ -228,18 +238,6 @@ def chance_cnr(
     return {"cnr": float(np.abs(defined).mean()), "cnr_signed": float(defined.mean())}
 
 
-def _compare(
-    grid: np.ndarray, unit: BoxedSentence, images: EncodedImages, longest_px: int
-) -> dict[str, Any]:
-    scores, mask = _on_image(grid, unit, images, longest_px)
-    return {
-        "cnr_signed": signed_cnr(scores, mask),
-        "miou": mean_iou(scores, mask),
-        "pointed": is_pointed_at(scores, mask),
-        "area": float(mask.mean()),
-    }
-
-
 def _on_image(
     grid: np.ndarray, unit: BoxedSentence, images: EncodedImages, longest_px: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -265,14 +263,3 @@ def measure_grounding(
     )
     columns = {"cnr": np.abs(signed), "cnr_signed": signed, "miou": miou, "pointing": pointed}
     return {name: metrics.mean(values, weights) for name, values in columns.items()}
-
-
-def _grounding_figures(
-    rows: Rows, bootstrap: metrics.BootstrapOptions
-) -> dict[str, metrics.Figure]:
-    return metrics.estimate(
-        lambda weights: measure_grounding(rows, weights),
-        [row["subject_id"] for row in rows],
-        bootstrap,
-        "undefined for every unit",
-    )

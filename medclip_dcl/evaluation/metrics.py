@@ -85,36 +85,34 @@ def unit_weights(
     return weights[:, [column[owner] for owner in owners]]
 
 
-def draw_weights(subjects: Sequence[str], bootstrap: BootstrapOptions) -> Weights:
-    """Draw the patients of some units, at least one unit."""
-    patients = sorted(set(subjects))
-    drawn = patient_weights(len(patients), bootstrap.samples, bootstrap.generator())
-    return unit_weights(drawn, patients, subjects)
-
-
 def estimate(
     measure: Callable[[Weights], Mapping[str, Samples]],
     subjects: Sequence[str],
     bootstrap: BootstrapOptions,
-    undefined: str,
+    undefined: str | Mapping[str, str],
 ) -> dict[str, Figure]:
     """Measure figures with their 95 % percentile intervals over patients.
 
     `measure` turns weights of the units into figures by name, `subjects` are the units' patients,
-    and `undefined` is the reason given where the data do not define a figure.
+    and `undefined` is the reason given where the data do not define a figure, or one by its name.
 
     Source: Efron and Tibshirani 1993, chapter 13 (percentile interval), with patients
         as what is drawn.
     """
+    weights = np.ones((bootstrap.samples + 1, 0), dtype=np.int64)
     if subjects:
-        weights = draw_weights(subjects, bootstrap)
-    else:
-        weights = np.ones((bootstrap.samples + 1, 0), dtype=np.int64)
+        patients = sorted(set(subjects))
+        drawn = patient_weights(len(patients), bootstrap.samples, bootstrap.generator())
+        weights = unit_weights(drawn, patients, subjects)
     # Rows of weights are measured a block at a time: all of them may be gigabytes.
     rows = max(1, _BLOCK // max(1, len(subjects)))
     blocks = [measure(weights[start : start + rows]) for start in range(0, len(weights), rows)]
     return {
-        name: summarise(np.concatenate([block[name] for block in blocks]), subjects, undefined)
+        name: summarise(
+            np.concatenate([block[name] for block in blocks]),
+            subjects,
+            undefined if isinstance(undefined, str) else undefined[name],
+        )
         for name in blocks[0]
     }
 

@@ -8,7 +8,6 @@ head the calibration. Figures are those of test images.
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +18,15 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from medclip_dcl.core.errors import MetricError
-from medclip_dcl.evaluation.classification import UNKNOWN, finding_figures, mean_finding_figures
+from medclip_dcl.evaluation.classification import (
+    UNKNOWN,
+    figures_of,
+    mean_finding_figures,
+    ranking,
+)
 from medclip_dcl.evaluation.decisions import (
     calibrate_finding,
-    choose_thresholds,
+    choose_threshold,
     decision_figures,
     evaluate_decisions,
     probability_figures,
@@ -165,43 +169,27 @@ def evaluate_probe(
         arrays, _ = fit_chosen(train, validate)
         margins.append(head_margins(arrays, features[1]))
         thresholds.append(_threshold(head_margins(arrays, validate.features), validate))
-        probe = {"finding": findings[index].name, "threshold": thresholds[-1].value}
-        rows += _rows(judged, judged_truth[index], margins[-1], probe)
+        rows += [
+            {
+                **judged.ids_of(image),
+                "finding": findings[index].name,
+                "threshold": thresholds[-1].value,
+                "margin": float(margins[-1][image]),
+                "truth": int(judged_truth[index, image]),
+            }
+            for image in np.flatnonzero(judged_truth[index] != UNKNOWN).tolist()
+        ]
     answers = np.array(margins), judged_truth[probed], judged.subject_ids
     names = [findings[index].name for index in probed]
     decisions = evaluate_decisions(names, *answers, thresholds, bootstrap)
     figures = mean_finding_figures(*answers, bootstrap)
-    sizes = (len(trained.image_ids), len(judged.image_ids), len(probed))
-    pool = dict(zip(("labelled", "images", "findings"), sizes, strict=True))
+    images = {"labelled": len(trained.image_ids), "images": len(judged.image_ids)}
+    pool = images | {"findings": len(probed)}
     return EvalResult("", pool, dict.fromkeys(figures, 0.5), figures), decisions, rows
 
 
-def _rows(
-    judged: EncodedImages, truth: np.ndarray, margins: np.ndarray, probe: dict[str, Any]
-) -> Rows:
-    return [
-        {
-            **judged.ids_of(image),
-            **probe,
-            "margin": float(margins[image]),
-            "truth": int(truth[image]),
-        }
-        for image in np.flatnonzero(truth != UNKNOWN).tolist()
-    ]
-
-
 def _threshold(margins: np.ndarray, validate: Labelled) -> Figure:
-    truth = validate.labels.astype(np.int8)[None]
-    return choose_thresholds(margins[None], truth, validate.subject_ids)[0]
-
-
-@dataclass(frozen=True)
-class HeadSplits:
-    """The labelled images of one finding, by split."""
-
-    train: Labelled
-    validate: Labelled
-    test: Labelled
+    return choose_threshold(margins, validate.labels.astype(np.int8), validate.subject_ids)
 
 
 @dataclass(frozen=True)
@@ -220,12 +208,14 @@ class HeadRules:
         }
 
 
-def make_head(name: str, splits: HeadSplits, rules: HeadRules, inputs: Mapping[str, str]) -> Head:
-    """Fit a head to one finding, and measure it on test images.
+def make_head(
+    name: str, splits: Sequence[Labelled], rules: HeadRules, inputs: Mapping[str, str]
+) -> Head:
+    """Fit a head to one finding's training and validation images, and measure it on test images.
 
-    Training and validation have images of both classes.
+    The first two have images of both classes.
     """
-    train, validate, test = splits.train, splits.validate, splits.test
+    train, validate, test = splits
     arrays, chosen = fit_chosen(train, validate)
     margins = head_margins(arrays, validate.features)
     threshold = _threshold(margins, validate)
@@ -236,7 +226,7 @@ def make_head(name: str, splits: HeadSplits, rules: HeadRules, inputs: Mapping[s
     )
     judged, truth = head_margins(arrays, test.features), test.labels.astype(np.int8)
     owners, bootstrap = test.subject_ids, rules.bootstrap
-    figures = {"auc": finding_figures(judged, truth, owners, bootstrap)["auc"]}
+    figures = {"auc": figures_of(ranking, judged, truth, owners, None, bootstrap)["auc"]}
     figures |= decision_figures(judged, truth, owners, threshold, bootstrap)
     if calibration.curve is not None:
         probability = calibration.curve.probabilities(judged)

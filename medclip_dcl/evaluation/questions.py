@@ -218,7 +218,10 @@ class Evaluation:
         levels = np.zeros(truth.shape)
         if held_out:
             levels = self._model.margins(images.regions, findings).double().cpu().numpy()
-        thresholds = decisions.choose_thresholds(levels, truth, images.subject_ids)
+        thresholds = [
+            decisions.choose_threshold(level, state, images.subject_ids)
+            for level, state in zip(levels, truth, strict=True)
+        ]
         count = len(encoded.image_ids)
         for number, row in enumerate(self.tables[results.SCORES]):
             row["threshold"] = thresholds[number // count].value

@@ -31,6 +31,7 @@ from medclip_dcl.core.artifact import Artifact, ArtifactType, read_object
 from medclip_dcl.core.files import write_text
 from medclip_dcl.core.tables import Column, TableFormat
 from medclip_dcl.evaluation.metrics import Figure
+from medclip_dcl.schemas import text_table
 
 ARTIFACT = ArtifactType("results", 12, "evaluate")
 
@@ -217,52 +218,39 @@ def results_table(tree: Mapping[str, Any]) -> str:
             f"CONTAMINATED: the model was trained on {tree['contaminated']} of these patients, and "
             f"on the picture of {tree['repeated_images']} of these images"
         )
-    # `medclip show` reads results of format 8 too, which have none.
-    lines += [f"  WARNING {warning['message']}" for warning in tree.get("warnings", ())]
+    # `medclip show` reads results of earlier formats too: they lack warnings, probes or decisions.
+    lines += [f"WARNING {warning['message']}" for warning in tree.get("warnings", ())]
+    rows: Rows = []
+    absent: dict[str, str] = {}
     for headline in headlines_of(tree):
         outcome, figure = tree["questions"][headline.question], headline.figure_of(tree)
         if figure is None:
-            reason = outcome["absent"] or f"no {headline.figure}"
-            lines.append(f"  {headline.question}: absent, {reason}")
-            continue
-        chance, pool = headline.chance_of(tree), outcome["pool"].get(headline.group)
-        rest = "" if chance is None else f"   chance {chance:.3f}"
-        rest += "" if pool is None else f"   pool {pool}"
-        lines.append(f"  {headline.title:40} {_shown(figure)}{rest}")
-    # Results of earlier formats have figures by the share of the labels.
+            absent[headline.question] = outcome["absent"] or f"no {headline.figure}"
+        else:
+            pool = outcome["pool"].get(headline.group)
+            rows.append(_row(headline.title, figure, headline.chance_of(tree)) | {"pool": pool})
     if probe := tree["questions"].get("probe", {"figures": {}})["figures"]:
-        words = "probe of the encoder, AUC, mean"
-        lines.append(f"  {words:40} {_shown(probe['mean_auc'])}   chance 0.500")
-    lines = [*dict.fromkeys(lines)]  # an absent question has several headlines
+        rows.append(_row("probe of the encoder, AUC, mean", probe["mean_auc"], 0.5))
+    lines += ["", *text_table(rows)] if rows else []
+    lines += [f"{question}: absent, {reason}" for question, reason in absent.items()]
     for question, title in DECISION_QUESTIONS.items():
-        lines += _decision_lines(tree["questions"].get(question), title)
+        outcome = tree["questions"].get(question, {"absent": "not asked"})
+        if not outcome["absent"]:
+            lines += ["", f"{title}; intervals are in {FIGURES}", *_decision_lines(outcome)]
     return "\n".join(lines)
 
 
-def _decision_lines(outcome: Mapping[str, Any] | None, title: str) -> list[str]:
-    # None: results of an earlier format, which `medclip show` reads too.
-    if outcome is None or outcome["absent"]:
-        return []
-    groups, means = outcome["groups"], outcome["figures"]
-    rows: list[tuple[str, Any, list[str]]] = []
-    rows.append(("finding", "images", [*DECISION_FIGURES.values()]))
-    for name, figures in groups.items():
-        values = [_cell(figures[key]["value"], key) for key in DECISION_FIGURES]
-        rows.append((name, figures["auprc"]["n"], values))
-    values = [_cell(means.get(f"mean_{key}", {}).get("value"), key) for key in DECISION_FIGURES]
-    rows.append(("mean", "", values))
-    lines = ["", f"  {title}; intervals are in {FIGURES}"]
-    lines += [f"  {name:28}{n:>8}{''.join(f'{v:>13}' for v in cells)}" for name, n, cells in rows]
-    reasons = {name: item["threshold"]["reason"] for name, item in groups.items()}
-    return lines + [f"  {name}: {reason}" for name, reason in reasons.items() if reason]
+def _row(title: str, figure: Mapping[str, Any], chance: float | None) -> dict[str, Any]:
+    shown = {name: figure[name] for name in ("value", "low", "high", "n")} | {"chance": chance}
+    return {"figure": title} | shown | ({"undefined": figure["reason"]} if figure["reason"] else {})
 
 
-def _cell(value: float | None, key: str) -> str:
-    return "-" if value is None else format(value, ".3g" if key == "threshold" else ".3f")
-
-
-def _shown(figure: Mapping[str, Any]) -> str:
-    if figure["value"] is None:
-        return f"undefined: {figure['reason']}"
-    interval = "" if figure["low"] is None else f" [{figure['low']:.3f}, {figure['high']:.3f}]"
-    return f"{figure['value']:.3f}{interval}   n {figure['n']}"
+def _decision_lines(outcome: Mapping[str, Any]) -> list[str]:
+    means = {name.removeprefix("mean_"): mean for name, mean in outcome["figures"].items()}
+    rows = [
+        {"finding": name, "images": figures.get("auprc", {}).get("n")}
+        | {title: figures.get(key, {}).get("value") for key, title in DECISION_FIGURES.items()}
+        for name, figures in [*outcome["groups"].items(), ("mean", means)]
+    ]
+    reasons = {name: item["threshold"]["reason"] for name, item in outcome["groups"].items()}
+    return text_table(rows) + [f"{name}: {reason}" for name, reason in reasons.items() if reason]

@@ -62,15 +62,11 @@ def _rank_directions(
     every = metrics.estimate(
         lambda weights: measure_ranks(ranks, weights), subjects, bootstrap, "no queries"
     )
-    figures = {name: figure for name, figure in every.items() if "." not in name}
-    groups = {
-        name: {
-            figure.removeprefix(f"{name}."): value
-            for figure, value in every.items()
-            if figure.startswith(f"{name}.")
-        }
-        for name in ranks
-    }
+    figures: dict[str, metrics.Figure] = {}
+    groups: dict[str, dict[str, metrics.Figure]] = {name: {} for name in ranks}
+    for name, figure in every.items():
+        direction, _, own = name.rpartition(".")
+        (groups[direction] if direction else figures)[own] = figure
     pool: dict[str, int] = {}
     chance: dict[str, float | None] = {}
     for name, item in directions.items():

@@ -7,14 +7,14 @@ from medclip_dcl.evaluation.classification import (
     LEAST_IMAGES,
     REMEDY,
     UNKNOWN,
-    check_pair,
     check_pairs,
     evaluate_findings,
     exact_truth,
-    finding_figures,
+    figures_of,
     labelled_truth,
     mean_finding_figures,
     pair_correlation,
+    ranking,
 )
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
 from medclip_dcl.evaluation.metrics import BootstrapOptions, Figure, roc_auc
@@ -25,7 +25,7 @@ from tests.support.oracle import oracle, shown
 
 FINDINGS = (Finding("fluid", ("Fluid.",), ("Normal.",)), Finding("cyst", ("Cyst.",), ("Normal.",)))
 IMAGES = shown({(0, 0): "fluid"}, {(1, 2): "cyst"}, {}, {(3, 3): "fluid"})
-SAMPLING = BootstrapOptions(20, 0)
+SAMPLING, NO_DRAWS = BootstrapOptions(20, 0), BootstrapOptions(0, 0)
 
 
 def test_a_model_that_knows_the_answer_has_an_area_of_one():
@@ -51,7 +51,7 @@ SUBJECTS = ["a", "b", "c", "d"]
 
 
 def test_images_of_unknown_truth_are_left_out_of_a_finding():
-    figures = finding_figures(MARGINS[1], TRUTH[1], SUBJECTS, BootstrapOptions(0, 0))
+    figures = figures_of(ranking, MARGINS[1], TRUTH[1], SUBJECTS, None, NO_DRAWS)
     assert figures["auc"].value == 0.5  # .1 < .3 < .4
     assert (figures["auc"].n, figures["auc"].subjects) == (3, 3)
     assert figures["balanced_accuracy"].value == 0.5
@@ -59,10 +59,12 @@ def test_images_of_unknown_truth_are_left_out_of_a_finding():
 
 def test_an_offset_moves_the_decision_and_nothing_else():
     # margins .4 and -.1 with the finding, .2 and -.3 without
-    plain = finding_figures(MARGINS[0], TRUTH[0], SUBJECTS, BootstrapOptions(0, 0))
+    plain, moved = (
+        figures_of(ranking, MARGINS[0], TRUTH[0], SUBJECTS, offset, NO_DRAWS)
+        for offset in (None, -0.2)
+    )
     assert plain["balanced_accuracy"].value == 0.5
     assert "balanced_accuracy_offset" not in plain
-    moved = finding_figures(MARGINS[0], TRUTH[0], SUBJECTS, BootstrapOptions(0, 0), -0.2)
     assert moved["balanced_accuracy_offset"].value == 0.75  # .4, -.1 above; -.3 below
     assert {name: moved[name] for name in plain} == plain
 
@@ -95,8 +97,7 @@ def test_uncertain_and_blank_labels_are_dropped():
     assert truth.tolist() == [[1, 0, UNKNOWN, UNKNOWN, UNKNOWN], [UNKNOWN] * 5]
 
 
-WORDS = {"yes": [1.0, 0.0], "indeed": [0.6, 0.8], "no": [-1.0, 0.0], "never": [0.0, -1.0]}
-FINDING = Finding("edema", ("yes", "indeed"), ("no", "never"))
+WORDS = {"yes": [1.0, 0.0], "indeed": [0.6, 0.8]}
 
 
 class Plane:
@@ -109,26 +110,18 @@ class Plane:
         return torch.tensor([WORDS[text] for text in texts])
 
 
-def asked(images: int = 12) -> tuple[EncodedImages, np.ndarray, EvaluatedModel]:
-    rng = np.random.default_rng(3)
-    angles = rng.uniform(0, 2 * np.pi, images)
-    indices = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
-    names = tuple(f"p{number}" for number in range(images))
-    regions = torch.tensor(indices, dtype=torch.float32)[:, None, None]
-    truth = (indices[:, :1].T + rng.normal(size=(1, images)) > 0).astype(np.int8)
-    model = EvaluatedModel("0" * 64, Plane(), SimilarityConfig(kind="global"), 1.0)
-    return EncodedImages(names, names, ((1, 1),) * images, regions), truth, model
-
-
 def test_a_finding_without_a_negative_prompt_is_ranked_by_its_positive() -> None:
-    images, truth, model = asked()
-    alone = Finding("edema", FINDING.positive)
-    points = images.regions[:, 0, 0].double().numpy()
-    shown = truth[0] == 1
-    outcome, rows = evaluate_findings(model, images, [alone], truth, BootstrapOptions(0, 0))
-    mean = sum(np.array(WORDS[text]) for text in alone.positive) / 2
-    expected = roc_auc(points @ mean, shown)[0]
-    assert outcome.groups["edema"]["auc"].value == pytest.approx(expected)
+    rng = np.random.default_rng(3)
+    points = rng.standard_normal((12, 2)).astype(np.float32)
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    truth = (points[:, :1].T + rng.normal(size=(1, 12)) > 0).astype(np.int8)
+    names = tuple(f"p{number}" for number in range(12))
+    images = EncodedImages(names, names, ((1, 1),) * 12, torch.tensor(points)[:, None, None])
+    model = EvaluatedModel("0" * 64, Plane(), SimilarityConfig(kind="global"), 1.0)
+    alone = Finding("edema", tuple(WORDS))
+    outcome, rows = evaluate_findings(model, images, [alone], truth, NO_DRAWS)
+    expected = roc_auc(points.astype(float) @ np.mean([*WORDS.values()], axis=0), truth[0] == 1)
+    assert outcome.groups["edema"]["auc"].value == pytest.approx(expected[0])
     assert {row["negative"] for row in rows} == {0.0}  # of a model that is not ours no level
     found = outcome.groups["edema"]["prompt_correlation"]
     assert (found.value, found.reason) == (None, "a prompt scores all images alike")
@@ -153,30 +146,23 @@ def test_constant_scores_and_few_images_have_no_correlation():
     assert pair_correlation(np.zeros(0), np.zeros(0)) is None
 
 
-def test_a_pair_is_warned_of_above_the_limit_alone():
-    assert check_pair("edema", CORRELATION_LIMIT, 0.8) is None
-    assert check_pair("edema", 0.94, 0.5) is None
-    assert check_pair("edema", None, None) is None
-    close = check_pair("edema", 0.98, 0.9)
-    assert "correlation of 0.980, above 0.97" in close.reason
-    assert close.message == f"edema: {close.reason}; {REMEDY}"
-    assert "objective.relation: claims" in close.message
+def warnings_of(correlation, auc):
+    """Messages about a finding with these figures, but for its name and the remedy."""
+    figures = {"prompt_correlation": Figure(correlation, 10, 10), "auc": Figure(auc, 10, 10)}
+    found = check_pairs({"edema": figures})
+    assert all(item.message == f"edema: {item.reason}; {REMEDY}" for item in found)
+    return [item.reason for item in found]
 
 
-def test_an_area_below_one_half_is_upside_down():
-    found = check_pair("edema", 0.4, 0.17)
-    assert "AUC is 0.170, below 0.5" in found.reason
-    both = check_pair("edema", 1.0, 0.17)
-    assert "do not decide" in both.reason
-    assert "upside down" in both.reason
-
-
-def test_findings_are_checked_by_their_figures():
-    def figures(correlation, auc):
-        return {"prompt_correlation": Figure(correlation, 10, 10), "auc": Figure(auc, 10, 10)}
-
-    groups = {"edema": figures(0.5, 0.9), "cyst": figures(0.99, None), "mass": figures(None, 0.4)}
-    assert [item.finding for item in check_pairs(groups)] == ["cyst", "mass"]
+def test_pairs_above_the_limit_and_areas_below_one_half_are_warned_of():
+    for sound in ((CORRELATION_LIMIT, 0.8), (0.94, 0.5), (None, None)):
+        assert warnings_of(*sound) == []
+    assert "correlation of 0.980, above 0.97" in warnings_of(0.98, None)[0]
+    assert "AUC is 0.170, below 0.5" in warnings_of(0.4, 0.17)[0]
+    (both,) = warnings_of(1.0, 0.17)
+    assert "do not decide" in both
+    assert "upside down" in both
+    assert "objective.relation: claims" in REMEDY
 
 
 def test_a_pair_of_one_sentence_correlates_fully_and_one_of_two_does_not():

@@ -17,7 +17,6 @@ from medclip_dcl.evaluation.decisions import (
     calibrate_finding,
     calibrate_findings,
     choose_threshold,
-    choose_thresholds,
     evaluate_decisions,
     evaluate_probabilities,
     fit_curve,
@@ -94,13 +93,15 @@ def test_youden_is_the_best_point_of_scikit_learns_curve():
         false_rate, true_rate, levels = roc_curve(positive, scores, drop_intermediate=False)
         index = true_rate - false_rate
         best = levels[1:][index[1:] >= index[1:].max() - 1e-12].max()
-        assert choose_threshold(scores, positive) == best
+        owners = [str(image) for image in range(len(scores))]
+        chosen = choose_threshold(scores, positive.astype(np.int8), owners)
+        assert chosen == Figure(best, len(scores), len(scores))
 
 
 def test_nulls_of_validation_and_of_the_evaluated_images_say_why():
     known = np.array([[0, 0, UNKNOWN], [0, 1, UNKNOWN]], dtype=np.int8)
     margins = np.array([[0.1, 0.2, 0.3], [0.1, 0.2, 0.3]])
-    thresholds = choose_thresholds(margins, known, ["a", "a", "b"])
+    thresholds = [choose_threshold(margins[0], state, ["a", "a", "b"]) for state in known]
     assert thresholds[1] == Figure(0.2, 2, 1)
     shown = np.array([[0, 1, 1], [0, 1, 1]], dtype=np.int8)
     outcome = evaluate_decisions(

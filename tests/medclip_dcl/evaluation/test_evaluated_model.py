@@ -3,11 +3,7 @@ import pytest
 import torch
 
 from medclip_dcl.core.errors import CheckpointError
-from medclip_dcl.evaluation.evaluated_model import (
-    EvaluatedModel,
-    _room_for,
-    evaluated_model,
-)
+from medclip_dcl.evaluation.evaluated_model import EvaluatedModel, _room_for, evaluated_model
 from medclip_dcl.inference.model_package import read_model_package
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.inference.prompts import Finding
@@ -29,17 +25,14 @@ def test_a_published_model_scores_as_it_answers_and_by_blocks_as_by_all(tmp_path
     assert model.margins(regions, FINDINGS) == pytest.approx(expected, abs=1e-6)
     assert model.digest == predictor.digest
     assert read_model_package(tmp_path / "model").digest == model.digest
-    regions, texts = model.embed_images(IMAGES), model.embed_sentences(["No edema.", "Clear."])
+    texts = model.embed_sentences(["No edema.", "Clear."])
     whole = model.score(regions, texts)
     monkeypatch.setattr("medclip_dcl.evaluation.evaluated_model._SCORED", 2)
     assert model.score(regions, texts) == pytest.approx(whole, abs=1e-6)
     assert model.score(regions.half(), texts) == pytest.approx(whole, abs=1e-3)
     assert model.score(regions[:0], texts).shape == (2, 0)
-
-
-def test_the_encoder_s_features_are_those_before_the_shared_space(tmp_path):
-    predictor = load(publish(tmp_path / "model").path, "cpu")
-    features = evaluated_model(predictor).embed_features(IMAGES)
+    # Features are those before the shared space.
+    features = model.embed_features(IMAGES)
     assert features.shape == (3, 1, 1, predictor.model.image.width)
     with torch.no_grad():
         maps = predictor.model.image(to_input(IMAGES, predictor.config.model.image.input_px))

@@ -10,7 +10,6 @@ from medclip_dcl.evaluation.metrics import BootstrapOptions, confusion_metrics, 
 from medclip_dcl.evaluation.probe import (
     PENALTIES,
     HeadRules,
-    HeadSplits,
     Labelled,
     evaluate_probe,
     fit_chosen,
@@ -46,12 +45,11 @@ def test_a_probe_finds_what_features_hold_and_no_more(probed):
     _, _, rows = probed
     assert set(rows[0]) == set(PROBES.schema.names)
     assert len(rows) == 50 * 2  # images x findings
-    by_finding = {
-        name: [row for row in rows if row["finding"] == name] for name in ("fluid", "cyst")
-    }
     right = {
-        name: np.mean([(row["margin"] > 0) == row["truth"] for row in found])
-        for name, found in by_finding.items()
+        name: np.mean(
+            [(row["margin"] > 0) == row["truth"] for row in rows if row["finding"] == name]
+        )
+        for name in ("fluid", "cyst")
     }
     assert right["fluid"] == 1.0
     assert 0.2 < right["cyst"] < 0.8
@@ -117,16 +115,16 @@ def labelled(count: int, seed: int, images_each: int = 1) -> Labelled:
     return Labelled(features, labels, [f"{seed}-{row // images_each}" for row in range(count)])
 
 
-SPLITS = HeadSplits(labelled(90, 1), labelled(60, 2), labelled(60, 3))
+TRAIN, VALIDATE, TEST = labelled(90, 1), labelled(60, 2), labelled(60, 3)
 
 
 @pytest.fixture(scope="module")
 def head() -> Head:
-    return make_head("nodule", SPLITS, RULES, {"model": "digest"})
+    return make_head("nodule", (TRAIN, VALIDATE, TEST), RULES, {"model": "digest"})
 
 
 def test_figures_are_those_of_the_margins_on_test_images(head: Head) -> None:
-    margins, positive = head.margins(SPLITS.test.features), SPLITS.test.labels == 1
+    margins, positive = head.margins(TEST.features), TEST.labels == 1
     figures = head.card.figures
     assert figures["auc"].value == pytest.approx(value_of(roc_auc(margins, positive)))
     at = confusion_metrics(margins, positive, head.card.threshold)
@@ -136,15 +134,13 @@ def test_figures_are_those_of_the_margins_on_test_images(head: Head) -> None:
     curve = head.card.calibration.curve
     said = curve.probabilities(margins)
     assert figures["brier"].value == pytest.approx(float(((said - positive) ** 2).mean()))
-    assert head.card.threshold in head.margins(
-        SPLITS.validate.features
-    )  # chosen on validation images alone
+    assert head.card.threshold in head.margins(VALIDATE.features)  # chosen on them alone
     assert (head.card.images_with, head.card.images_without, head.card.patients) == (30, 60, 90)
 
 
 def test_test_labels_have_no_part_in_a_head(head: Head) -> None:
-    turned = Labelled(SPLITS.test.features, 1 - SPLITS.test.labels, SPLITS.test.subject_ids)
-    other = make_head("nodule", HeadSplits(SPLITS.train, SPLITS.validate, turned), RULES, {})
+    turned = Labelled(TEST.features, 1 - TEST.labels, TEST.subject_ids)
+    other = make_head("nodule", (TRAIN, VALIDATE, turned), RULES, {})
     assert other.card.threshold == head.card.threshold
     assert other.card.calibration == head.card.calibration
     assert np.array_equal(other.arrays["weight"], head.arrays["weight"])
@@ -153,6 +149,6 @@ def test_test_labels_have_no_part_in_a_head(head: Head) -> None:
 
 
 def test_one_class_fits_no_head() -> None:
-    nothing = Labelled(SPLITS.train.features[:4], np.zeros(4, np.int64), list("abcd"))
+    nothing = Labelled(TRAIN.features[:4], np.zeros(4, np.int64), list("abcd"))
     with pytest.raises(MetricError, match="one class alone"):
         fit_logistic(nothing, 1.0)

@@ -38,12 +38,8 @@ def test_a_report_scores_the_mean_of_its_sentences_and_ranks_first_where_it_name
     outcome, _ = evaluate_reports(oracle(), IMAGES.select([0, 1, 3]), reports, SAMPLING)
     assert outcome.groups["image_to_report"]["recall_at_1"].value == 1.0
     assert outcome.groups["report_to_image"]["recall_at_1"].value == 1.0
-    assert outcome.pool == {
-        "report_to_image": 3,
-        "report_to_image.own": 3,
-        "image_to_report": 2,
-        "image_to_report.own": 3,
-    }
+    pool = {"report_to_image": 3, "image_to_report": 2}
+    assert outcome.pool == pool | {"report_to_image.own": 3, "image_to_report.own": 3}
     scores = torch.tensor([[0.2, 0.0], [0.4, 0.6], [-0.2, 0.9]])
     text, report = torch.tensor([0, 1, 2, 1]), torch.tensor([0, 0, 0, 1])
     means = report_scores(scores, text, report, 2)
@@ -75,10 +71,8 @@ def test_recall_of_both_directions_is_the_mean_of_six():
         "there": (ranks((0.10, 0.31, 0.48), 106), np.full(100, 7)),
         "back": (ranks((0.10, 0.33, 0.50), 102), np.full(100, 9)),
     }
-    found = {
-        name: value_of(values)
-        for name, values in measure_ranks(pairs, np.ones((1, 100), dtype=int)).items()
-    }
+    figures = measure_ranks(pairs, np.ones((1, 100), dtype=int))
+    found = {name: value_of(values) for name, values in figures.items()}
     assert found["recall"] == pytest.approx(1.82 / 6)
     assert found["own_recall"] == 1.0
     assert found["own_median_rank"] == 8.0
