@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import torch
 
 from medclip_dcl.evaluation.classification import (
     CORRELATION_LIMIT,
@@ -16,11 +15,9 @@ from medclip_dcl.evaluation.classification import (
     pair_correlation,
     ranking,
 )
-from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
-from medclip_dcl.evaluation.metrics import BootstrapOptions, Figure, roc_auc
+from medclip_dcl.evaluation.metrics import BootstrapOptions, Figure
 from medclip_dcl.evaluation.results import SCORES
 from medclip_dcl.inference.prompts import Finding
-from medclip_dcl.models.settings import SimilarityConfig
 from tests.support.oracle import oracle, shown
 
 FINDINGS = (Finding("fluid", ("Fluid.",), ("Normal.",)), Finding("cyst", ("Cyst.",), ("Normal.",)))
@@ -97,33 +94,17 @@ def test_uncertain_and_blank_labels_are_dropped():
     assert truth.tolist() == [[1, 0, UNKNOWN, UNKNOWN, UNKNOWN], [UNKNOWN] * 5]
 
 
-WORDS = {"yes": [1.0, 0.0], "indeed": [0.6, 0.8]}
-
-
-class Plane:
-    """A model whose images and sentences are points of a plane."""
-
-    def embed_images(self, images: np.ndarray) -> torch.Tensor:
-        raise AssertionError("the images are encoded already")
-
-    def embed_sentences(self, texts: list[str]) -> torch.Tensor:
-        return torch.tensor([WORDS[text] for text in texts])
-
-
-def test_a_finding_without_a_negative_prompt_is_ranked_by_its_positive() -> None:
-    rng = np.random.default_rng(3)
-    points = rng.standard_normal((12, 2)).astype(np.float32)
-    points /= np.linalg.norm(points, axis=1, keepdims=True)
-    truth = (points[:, :1].T + rng.normal(size=(1, 12)) > 0).astype(np.int8)
-    names = tuple(f"p{number}" for number in range(12))
-    images = EncodedImages(names, names, ((1, 1),) * 12, torch.tensor(points)[:, None, None])
-    model = EvaluatedModel("0" * 64, Plane(), SimilarityConfig(kind="global"), 1.0)
-    alone = Finding("edema", tuple(WORDS))
-    outcome, rows = evaluate_findings(model, images, [alone], truth, NO_DRAWS)
-    expected = roc_auc(points.astype(float) @ np.mean([*WORDS.values()], axis=0), truth[0] == 1)
-    assert outcome.groups["edema"]["auc"].value == pytest.approx(expected[0])
+def test_a_finding_without_a_negative_prompt_is_ranked_by_the_mean_of_its_positives() -> None:
+    images = shown(*[{(0, 0): "fluid"}] * 6, *[{(1, 1): "cyst"}] * 6)
+    prompts = {"fluid": ("Fluid.",), "cyst": ("Cyst.",), "either": ("Fluid.", "Cyst.")}
+    findings = [Finding(name, texts) for name, texts in prompts.items()]
+    truth = np.array([[1] * 6 + [0] * 6] * 3, dtype=np.int8)
+    outcome, rows = evaluate_findings(oracle(), images, findings, truth, NO_DRAWS)
+    assert [outcome.groups[name]["auc"].value for name in prompts] == [1.0, 0.0, 0.5]
+    fluid, cyst, either = np.array([row["margin"] for row in rows]).reshape(3, 12)
+    assert either == pytest.approx((fluid + cyst) / 2)
     assert {row["negative"] for row in rows} == {0.0}  # of a model that is not ours no level
-    found = outcome.groups["edema"]["prompt_correlation"]
+    found = outcome.groups["fluid"]["prompt_correlation"]
     assert (found.value, found.reason) == (None, "a prompt scores all images alike")
 
 
@@ -131,19 +112,15 @@ RISING = np.arange(10.0) / 10
 """Scores 0, .1 to .9 of ten images: variance 8.25 / 100."""
 
 
-def test_the_correlation_of_pairs_that_change_places_is_that_of_the_hand():
+def test_the_correlation_of_pairs_is_that_of_the_hand_and_of_few_or_constant_scores_none():
     # Neighbours change places: every (x - y)**2 is .01, so sum xy = sum xx - 10 * .01 / 2, and the
     # correlation is 1 - .05 / .825.
     swapped = RISING.reshape(5, 2)[:, ::-1].ravel()
     assert pair_correlation(RISING, swapped) == pytest.approx(1 - 0.05 / 0.825, abs=1e-12)
     assert pair_correlation(RISING, 0.5 - RISING) == pytest.approx(-1.0, abs=1e-12)
-
-
-def test_constant_scores_and_few_images_have_no_correlation():
-    assert pair_correlation(RISING, np.full(10, 0.2)) is None
-    assert pair_correlation(np.full(10, 0.2), np.full(10, 0.2)) is None
-    assert pair_correlation(RISING[: LEAST_IMAGES - 1], RISING[: LEAST_IMAGES - 1]) is None
-    assert pair_correlation(np.zeros(0), np.zeros(0)) is None
+    few, constant = RISING[: LEAST_IMAGES - 1], np.full(10, 0.2)
+    for pair in (RISING, constant), (constant, constant), (few, few), (few[:0], few[:0]):
+        assert pair_correlation(*pair) is None
 
 
 def warnings_of(correlation, auc):

@@ -41,8 +41,8 @@ def truth(*values):
     return np.array(values, dtype=bool)
 
 
-def tied_scores(generator, count=60):
-    return generator.integers(0, 9, count) / 9, generator.random(count) < 0.3
+def tied_scores(generator):
+    return generator.integers(0, 9, 60) / 9, generator.random(60) < 0.3
 
 
 def expected(positive, called, weights=None):
@@ -152,10 +152,8 @@ def test_platt_is_the_sigmoid_of_scikit_learn():
 def test_the_curve_that_drew_the_truth_is_found_again_and_lowers_the_error():
     logits, truth = drawn(40_000, 0.5, -1.0)
     platt = fit_curve(logits, truth)
-    assert (platt.slope, platt.intercept) == (
-        pytest.approx(0.5, abs=0.02),
-        pytest.approx(-1, abs=0.05),
-    )
+    assert platt.slope == pytest.approx(0.5, abs=0.02)
+    assert platt.intercept == pytest.approx(-1, abs=0.05)
     logits, truth = drawn(2000, 0.2, -1.5)
     found = calibrate_finding("edema", logits, truth, 900, ProbabilitiesConfig())
     assert (found.images_with, found.images_without) == (int(truth.sum()), int((~truth).sum()))
@@ -229,16 +227,14 @@ def test_probabilities_are_compared_with_the_truth_by_hand():
             finding=name, curve=curve, patients=5, score_error=None, fitted_error=None, **about
         )
 
+    fitted = (calibrated("cyst", None), calibrated("fluid", Curve(slope=0.5)))
     calibration = ScoreCalibration(
-        truth="exact",
-        settings=ProbabilitiesConfig(),
-        inputs={},
-        findings=(calibrated("cyst", None), calibrated("fluid", Curve(slope=0.5))),
+        truth="exact", settings=ProbabilitiesConfig(), inputs={}, findings=fitted
     )
-    images, own, sampling = shown_images({}, {}, {}), (CYST, FLUID), BootstrapOptions(0, 0)
+    own = CYST, FLUID
     logits = 2 * np.log(3) * np.array([[1.0, -1.0, 1.0]] * 2)
     truth = np.array([[1, 0, UNKNOWN]] * 2, dtype=np.int8)
-    data = logits, truth, images, sampling
+    data = logits, truth, shown_images({}, {}, {}), NO_DRAWS
     outcome, said = evaluate_probabilities(calibration, (own, own), *data)
     assert said[0] == [None] * 3
     assert said[1] == pytest.approx([0.75, 0.25, 0.75])
