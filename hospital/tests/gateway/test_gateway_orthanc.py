@@ -173,8 +173,7 @@ def model_of_drawings(tmp_path_factory) -> Path:
 
 def drawing(number: int) -> np.ndarray:
     """A generated radiograph of a patient of its own, 64 x 64 pixels."""
-    image = draw_patient(number, 11)[0]
-    grey = np.rint(255 * image.draw(128).pixels).astype(np.uint8)
+    grey = np.rint(255 * draw_patient(number, 11)[0].draw(128).pixels).astype(np.uint8)
     return np.asarray(Image.fromarray(grey).resize((64, 64)))
 
 
