@@ -39,16 +39,13 @@ def test_xml_reports_and_images_come_through(tmp_path: Path) -> None:
     write_projections(tmp_path)
     raw = read_open_i(tmp_path)
     assert [study.study_id for study in raw.studies] == ["CXR1", "CXR2", "CXR10"]
-    assert [item.reason for item in raw.rejects] == ["bad_report", "bad_report"]
     found = select(raw, SETTINGS)
-    assert [(image.image_id, image.study_id, image.view, image.path) for image in found.images] == [
-        ("1_IM-0001-4001", "CXR1", "FRONTAL", "NLMCXR_png/CXR1_1_IM-0001-4001.png")
-    ]
-    assert {study: text.impression for study, text in found.texts.items()} == {
-        "CXR1": "Normal chest x-XXXX."
-    }
-    reasons = {(item.id, item.reason) for item in found.rejects}
-    assert reasons == {
+    (image,) = found.images
+    assert (image.image_id, image.study_id) == ("1_IM-0001-4001", "CXR1")
+    assert (image.view, image.path) == ("FRONTAL", "NLMCXR_png/CXR1_1_IM-0001-4001.png")
+    assert found.texts.keys() == {"CXR1"}
+    assert found.texts["CXR1"].impression == "Normal chest x-XXXX."
+    assert {tuple(item) for item in found.rejects} == {
         ("CXR3", "bad_report"),
         ("CXR4", "bad_report"),
         ("1_IM-0001-3001", "lateral"),
@@ -58,55 +55,43 @@ def test_xml_reports_and_images_come_through(tmp_path: Path) -> None:
 
 
 def test_a_report_that_is_no_file_below_the_root_is_not_read(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    write_xml_form(root)
-    folder = next(root.rglob("*.xml")).parent
-    elsewhere = tmp_path / "elsewhere.xml"
-    elsewhere.write_bytes(next(folder.glob("*.xml")).read_bytes())
-    (folder / "77.xml").symlink_to(elsewhere)
-    (folder / "78.xml").symlink_to("78.xml")
-    os.mkfifo(folder / "79.xml")
-    reasons = {item.id: item.reason for item in read_open_i(root).rejects}
-    assert {reasons.get(f"CXR{number}") for number in (77, 78, 79)} == {"bad_report"}
+    write_xml_form(tmp_path / "root")
+    report = next((tmp_path / "root").rglob("*.xml"))
+    elsewhere = report.rename(tmp_path / "elsewhere.xml")
+    report.with_name("77.xml").symlink_to(elsewhere)
+    report.with_name("78.xml").symlink_to("78.xml")
+    os.mkfifo(report.with_name("79.xml"))
+    rejects = {tuple(item) for item in read_open_i(tmp_path / "root").rejects}
+    assert rejects >= {(f"CXR{number}", "bad_report") for number in (77, 78, 79)}
 
 
 def test_csv_form_gives_the_same_images(tmp_path: Path) -> None:
     write_csv_form(tmp_path)
-    raw = read_open_i(tmp_path)
-    found = select(raw, SETTINGS)
-    assert [image.image_id for image in found.images] == ["1_IM-0001-4001"]
-    assert found.images[0].path == "images/images_normalized/1_IM-0001-4001.dcm.png"
+    found = select(read_open_i(tmp_path), SETTINGS)
+    (image,) = found.images
+    assert image.image_id == "1_IM-0001-4001"
+    assert image.path == "images/images_normalized/1_IM-0001-4001.dcm.png"
     assert found.texts["CXR1"].findings == "Clear, no\nchange."
     assert found.subjects == {"CXR1": "CXR1"}
 
 
 def test_rows_of_json_name_their_images_and_views(tmp_path: Path) -> None:
-    rows = [
-        {
-            "uid": 1,
-            "findings": "Clear.",
-            "impression": None,
-            "mesh": ["Cardiomegaly/mild"],
-            "images": [
-                {"filename": "1_IM-0001-4001.dcm.png", "projection": "Frontal"},
-                {"filename": "1_IM-0001-3001.dcm.png", "projection": "Lateral"},
-            ],
-        },
-        {"uid": 2, "findings": "No image.", "impression": "", "mesh": [], "images": []},
-    ]
+    names = {"Frontal": "1_IM-0001-4001", "Lateral": "1_IM-0001-3001"}
+    shown = [{"filename": f"{name}.dcm.png", "projection": view} for view, name in names.items()]
+    row = {"uid": 1, "findings": "Clear.", "impression": None, "mesh": ["Cardiomegaly/mild"]}
+    other = {"uid": 2, "findings": "No image.", "impression": "", "mesh": []}
+    rows = [row | {"images": shown}, other | {"images": []}]
     (tmp_path / "reports.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    for name in ("1_IM-0001-4001", "1_IM-0001-3001"):
+    for name in names.values():
         write_image(tmp_path / f"images/{name}.dcm.jpg")
     raw = read_open_i(tmp_path)
-    found = select(raw, SETTINGS)
-    assert [(image.image_id, image.view, image.path) for image in found.images] == [
-        ("1_IM-0001-4001", "FRONTAL", "images/1_IM-0001-4001.dcm.jpg")
-    ]
+    (image,) = select(raw, SETTINGS).images
+    assert (image.image_id, image.view) == ("1_IM-0001-4001", "FRONTAL")
+    assert image.path == "images/1_IM-0001-4001.dcm.jpg"
     assert [study.study_id for study in raw.studies] == ["CXR1", "CXR2"]
-    assert raw.labels.select(["study_id", "Cardiomegaly"]).to_pylist() == [
-        {"study_id": "CXR1", "Cardiomegaly": 1}
-    ]
+    labels = raw.labels.select(["study_id", "Cardiomegaly"]).to_pylist()
+    assert labels == [{"study_id": "CXR1", "Cardiomegaly": 1}]
     for images in ([{"name": "a"}], ["1_IM-0001-4001.png"]):
-        (tmp_path / "reports.jsonl").write_text(json.dumps(rows[1] | {"images": images}))
+        (tmp_path / "reports.jsonl").write_text(json.dumps(other | {"images": images}))
         with pytest.raises(StudyError, match="filename and projection"):
             read_open_i(tmp_path)

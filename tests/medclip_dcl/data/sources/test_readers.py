@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from medclip_dcl.data.records import BoxTable, ImageRecord, Source, Study
 from medclip_dcl.data.selection import select
 from medclip_dcl.data.source_settings import SourceConfig
@@ -11,32 +13,29 @@ from tests.support.records import studies
 
 
 def test_inputs_change_with_each_table_file_and_card(tmp_path: Path) -> None:
-    (tmp_path / "s1.txt").write_text("Clear.")
-    table = tmp_path / "table.csv"
-    table.write_text("a")
-    reports = [Study("s1", "p1", "s1.txt")]
+    table, report = tmp_path / "table.csv", tmp_path / "s1.txt"
+    for file in (table, report):
+        file.write_text("a")
 
     def inputs(**more: object) -> dict[str, str]:
-        raw = studies(tmp_path, studies=reports, tables={"table": table}, **more)
+        more |= {"studies": [Study("s1", "p1", "s1.txt")], "tables": {"table": table}}
+        raw = studies(tmp_path, **more)
         raw.images.append(ImageRecord("a", "s1", "p1", "PA", "a.png"))
         return Source(raw, BoxTable([], set(), 0)).inputs
 
-    first = inputs()
-    assert set(first) == {"table", "files"}
-    assert inputs(card={"name": "owner/set"}).keys() - first.keys() == {"card"}
-    for file, changed in (("s1.txt", {"files"}), ("a.png", {"files"}), ("table.csv", {"table"})):
+    assert set(inputs()) == {"table", "files"}
+    assert set(inputs(card={"name": "owner/set"})) == {"table", "files", "card"}
+    for file, changed in ((report, "files"), (tmp_path / "a.png", "files"), (table, "table")):
         before = inputs()
-        (tmp_path / file).write_text(f"another {file}")
-        assert {name for name, digest in inputs().items() if digest != before[name]} == changed
+        file.write_text(f"another {file.name}")
+        assert {name for name, digest in inputs().items() if digest != before[name]} == {changed}
 
 
-def test_images_are_read_where_they_are_unless_rows_were_written_out() -> None:
-    for kind, folder in (("huggingface", "/out/rows"), ("table", "/data")):
-        found = images_root(
-            SourceConfig(root="/data", kind=kind),
-            lambda text: Path(text.replace("${WORK}", "/out")),
-        )
-        assert found == Path(folder)
+@pytest.mark.parametrize(("kind", "folder"), [("huggingface", "/out/rows"), ("table", "/data")])
+def test_images_are_read_where_they_are_unless_rows_were_written_out(kind, folder) -> None:
+    settings = SourceConfig(root="/data", kind=kind)
+    found = images_root(settings, lambda text: Path(text.replace("${WORK}", "/out")))
+    assert found == Path(folder)
 
 
 SETTINGS = SourceConfig(kind="dicom")
@@ -71,10 +70,9 @@ def test_every_file_is_an_image_or_has_a_reason(tmp_path: Path) -> None:
     )
     (tmp_path / "link").symlink_to(tmp_path / "a/IM0001")
     found = select(read_dicom_folder(tmp_path, SETTINGS, Path), SETTINGS)
-    assert [(item.image_id, item.study_id, item.path) for item in found.images] == [
-        ("1.5.1", "1.4", "a/IM0001")
-    ]
-    assert {(item.id, item.reason) for item in found.rejects} == {
+    (kept,) = found.images
+    assert (kept.image_id, kept.study_id, kept.path) == ("1.5.1", "1.4", "a/IM0001")
+    assert {tuple(item) for item in found.rejects} == {
         ("1.5.2", "lateral"),
         ("1.5.3", "no_view"),
         ("1.5.4", "no_subject"),
