@@ -136,9 +136,7 @@ def test_a_disk_that_fails_is_named_and_spares_what_was_there(tmp_path, monkeypa
     assert make(tmp_path / "thing", text="new", a=1).fingerprint["settings"] == {"a": 1}
 
 
-def test_an_old_artifact_left_after_the_commit_goes_once_the_new_one_is_reused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_artifact_goes_once_the_new_one_that_replaced_it_is_reused(tmp_path, monkeypatch):
     path, retired = tmp_path / "thing", tmp_path / ".thing.retired"
     make(path, text="old")
     with monkeypatch.context() as patch:

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ from medclip_dcl.training.objective import ObjectiveInputs, direction_loss
 from pipelines.config import load_config
 from pipelines.job import main_of
 from tests.support.headers import change_header
-from tests.support.service import PATIENCE_S, store
+from tests.support.service import PATIENCE_S
 from tests.support.tiny_models import tiny_text_config
 
 build_manifest = main_of("build_manifest")
@@ -80,19 +81,17 @@ def test_a_loss_is_what_the_objective_computes(tmp_path: Path) -> None:
 
 
 def test_a_source_becomes_a_manifest(tmp_path: Path) -> None:
-    config = of_page("source", tmp_path)
-    root = tmp_path / "studies"
-    for patient in range(3):
-        folder = root / f"p{patient}"
-        folder.mkdir(parents=True)
-        Image.new("L", (64, 64), patient).save(folder / f"s{patient}.png")
-        (folder / f"s{patient}.txt").write_text(f"Finding {patient} is seen.")
+    config, root = of_page("source", tmp_path), tmp_path / "studies"
+    for number in range(3):
+        study = root / f"p{number}/s{number}"
+        study.parent.mkdir(parents=True)
+        Image.new("L", (64, 64)).save(study.with_suffix(".png"))
+        study.with_suffix(".txt").write_text(f"Finding {number} is seen.")
     words = ["--config", str(config), "--set", f"source.root={root}"]
     assert build_manifest(words) == 0
     made = open_artifact(tmp_path / "work/manifest", manifest.ARTIFACT)
-    assert read_table(made.path, manifest.IMAGES)["path"].to_pylist() == [
-        f"p{patient}/s{patient}.png" for patient in range(3)
-    ]
+    paths = read_table(made.path, manifest.IMAGES)["path"].to_pylist()
+    assert paths == ["p0/s0.png", "p1/s1.png", "p2/s2.png"]
     assert "Finding 2 is seen." in read_table(made.path, manifest.REPORTS)["findings"].to_pylist()
     (root / "p0/s0.txt").write_text("Another report, of another length.")
     assert build_manifest(words) == 0  # a changed report makes another manifest
@@ -110,28 +109,23 @@ def test_an_encoder_is_built_by_its_settings(tmp_path: Path) -> None:
     assert torch.equal(regions, same.encode_images(pixels))
 
 
-def test_a_model_names_no_code_and_is_refused_without_its_encoder(tmp_path: Path) -> None:
-    model = store(tmp_path) / "model"
+def test_a_model_names_no_code_and_is_refused_without_its_encoder(tmp_path, published) -> None:
+    model = shutil.copytree(published / "model", tmp_path / "model")
     text = (model / CONFIG).read_text()
     assert '"plugins"' not in text
     with pytest.raises(ValueError, match=r"there is no image encoder 'os'.*`plugins`"):
         ModelConfig.model_validate({"image": {"kind": "os"}})
-    rewrite(model, text.replace('"kind": "resnet"', '"kind": "plain"'))
-    with pytest.raises(CheckpointError, match="needs the image encoder of a plugin"):
-        read_model_package(model)
-
-
-def rewrite(model: Path, config: str) -> None:
-    """Change a file of a model, and its digests with it."""
-    (model / CONFIG).write_text(config)
-    data = config.encode()
-    file = {CONFIG: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
+    config = text.replace('"kind": "resnet"', '"kind": "plain"').encode()
+    (model / CONFIG).write_bytes(config)
 
     def change(tree: dict[str, Any]) -> None:
-        tree["files"] |= file
+        digest = hashlib.sha256(config).hexdigest()
+        tree["files"][CONFIG] = {"bytes": len(config), "sha256": digest}
         tree["digest"] = json_digest(tree["files"])
 
     change_header(model, change)
+    with pytest.raises(CheckpointError, match="needs the image encoder of a plugin"):
+        read_model_package(model)
 
 
 def test_a_metric_is_measured_and_a_headline_and_its_file_is_named_once_changed(tmp_path):
@@ -150,13 +144,13 @@ def test_a_metric_is_measured_and_a_headline_and_its_file_is_named_once_changed(
     assert changed_modules({"plugin of_another_run": "0"}) == []
 
 
-def test_a_route_is_answered_with_keys_and_limits(tmp_path: Path) -> None:
+def test_a_route_is_answered_with_keys_and_limits(tmp_path: Path, published: Path) -> None:
     of_page("route", tmp_path)
     key = tmp_path / "keys"
     key.write_text("k" * 40)
     key.chmod(0o600)
     settings = ServeSettings(
-        model=str(store(tmp_path) / "model"),
+        model=str(published / "model"),
         engine="torch",  # an export takes seconds
         key_file=str(key),
         plugins=(str(tmp_path / "findings.py"),),

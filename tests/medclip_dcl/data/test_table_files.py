@@ -98,9 +98,7 @@ def test_tables_that_cannot_be_used_are_refused(read, data: bytes, message: str)
         (b'id,text\n1,"a\n5" tube"\n', "begin in line 2 .* end within line 3"),
     ],
 )
-def test_quotes_that_do_not_end_are_refused_with_their_line(
-    read, data: bytes, message: str
-) -> None:
+def test_quotes_that_do_not_end_are_refused_with_their_line(read, data, message) -> None:
     """Else all rows below would be one text."""
     for name in ("t.csv", "t.csv.gz"):
         with pytest.raises(StudyError, match=message):

@@ -16,7 +16,7 @@ import pytest
 from medclip_dcl.core.errors import ArtifactUnwritable, ConfigError, HubError, StudyError
 from medclip_dcl.core.files import path_under
 from medclip_dcl.data import manifest
-from medclip_dcl.data.records import ReportText, Source
+from medclip_dcl.data.records import RawStudies, ReportText, Source
 from medclip_dcl.data.selection import select, write_manifest
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.data.sources.readers import images_root, read_source
@@ -181,23 +181,23 @@ def test_a_full_disk_is_not_taken_for_a_dataset_that_cannot_be_read(
 def test_folders_that_hold_no_dataset_are_refused(tmp_path: Path, forms: Path) -> None:
     with pytest.raises(ConfigError, match="names path"):
         read(tmp_path, forms / "images", columns=COLUMNS | {"path": "image"})
-    with pytest.raises(StudyError, match="not a folder"):
-        read(tmp_path, tmp_path / "nowhere")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(StudyError, match="holds no dataset"):
-        read(tmp_path, tmp_path / "empty")
-    address = "---\nconfigs:\n- config_name: a\n  data_files: http://10.0.0.1/x.parquet\n---\n"
-    (tmp_path / "empty/README.md").write_text(address)
-    with pytest.raises(StudyError, match="by address"):
-        read(tmp_path, tmp_path / "empty")
     for name in ("one", "two"):
         split_of([1]).save_to_disk(str(tmp_path / name))
     note = tmp_path / "one/state.json"
     note.write_text(note.read_text().replace('"data-', '"../two/data-'))
-    with pytest.raises(StudyError, match="whose files are all in it"):
-        read(tmp_path, tmp_path / "one")
-    for name in ("dataset_dict.json", "state.json"):  # not as save_to_disk writes them
+    for name in ("empty", "remote", "dataset_dict.json", "state.json"):
         (tmp_path / name).mkdir()
+    address = "---\nconfigs:\n- config_name: a\n  data_files: http://10.0.0.1/x.parquet\n---\n"
+    (tmp_path / "remote/README.md").write_text(address)
+    for name, words in (
+        ("nowhere", "not a folder"),
+        ("empty", "holds no dataset"),
+        ("remote", "by address"),
+        ("one", "whose files are all in it"),
+    ):
+        with pytest.raises(StudyError, match=words):
+            read(tmp_path, tmp_path / name)
+    for name in ("dataset_dict.json", "state.json"):  # not as save_to_disk writes them
         for text in ("[]", '{"splits": 1}', "[" * 100_000, "no JSON"):
             (tmp_path / name / name).write_text(text)
             with pytest.raises(StudyError, match="holds no dataset"):
@@ -272,37 +272,33 @@ def hub(forms: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
         yield running
 
 
-HUB = {"name": f"someone/chests@{COMMIT}"}
-
-
 def test_a_hubs_dataset_is_fetched_once_and_by_its_commit(tmp_path, hub):
+    def fetch(name: str = f"someone/chests@{COMMIT}") -> RawStudies:
+        return read(tmp_path / "work", tmp_path / "set", name=name)[0].raw
+
     for name in ("someone/chests@main", "someone/chests"):
         with pytest.raises(ConfigError, match="40 hexadecimal digits, since a branch moves"):
-            read(tmp_path / "work", tmp_path / "set", name=name)
+            fetch(name)
     hub.refuse_after = 2  # of four: then the download fails, and is resumed
     with pytest.raises(HubError):
-        read(tmp_path / "work", tmp_path / "set", **HUB)
+        fetch()
     hub.refuse_after = 100
-    source, _ = read(tmp_path / "work", tmp_path / "set", **HUB)
-    assert len(source.raw.images) == 6
-    assert source.raw.card["commit"] == COMMIT
-    assert source.raw.card["terms"] == "Share nothing."
+    raw = fetch()
+    assert len(raw.images) == 6
+    assert (raw.card["commit"], raw.card["terms"]) == (COMMIT, "Share nothing.")
     hub.asked.clear()
-    again, _ = read(tmp_path / "work", tmp_path / "set", **HUB)
-    assert again.raw.images == source.raw.images
+    assert fetch().images == raw.images
     assert hub.asked == []
     with pytest.raises(ConfigError, match="something else"):
-        read(tmp_path / "work", tmp_path / "set", name=f"someone/chests@{COMMIT[::-1]}")
+        fetch(f"someone/chests@{COMMIT[::-1]}")
 
 
-def test_terms_are_to_be_accepted_and_a_full_disk_is_no_fault_of_the_hub(
-    tmp_path, hub, monkeypatch
-):
-    hub.token = "hf_mine"
+def test_terms_are_accepted_and_a_full_disk_is_no_fault_of_the_hub(tmp_path, hub, monkeypatch):
+    hub.token, name = "hf_mine", f"someone/chests@{COMMIT}"
     with pytest.raises(HubError, match="accept the agreement of someone/chests"):
-        read(tmp_path / "work", tmp_path / "set", **HUB)
+        read(tmp_path / "work", tmp_path / "set", name=name)
     monkeypatch.setenv("HF_TOKEN", "hf_mine")
-    source, _ = read(tmp_path / "work", tmp_path / "set", **HUB)
+    source, _ = read(tmp_path / "work", tmp_path / "set", name=name)
     assert len(source.raw.images) == 6
     assert "hf_mine" not in json.dumps(source.inputs | source.raw.card)
 
@@ -311,7 +307,7 @@ def test_terms_are_to_be_accepted_and_a_full_disk_is_no_fault_of_the_hub(
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", full)
     with pytest.raises(ArtifactUnwritable, match="other could not be written: No space"):
-        read(tmp_path / "work", tmp_path / "other", **HUB)
+        read(tmp_path / "work", tmp_path / "other", name=name)
 
 
 def test_terms_and_missing_patients_reach_manifest_and_card(tmp_path: Path, forms: Path) -> None:
