@@ -16,9 +16,10 @@ from medclip_dcl.data.images import open_image
 from medclip_dcl.data.limits import REASONS, ImagesConfig
 
 COMPUTED_RADIOGRAPHY = "1.2.840.10008.5.1.4.1.1.1"
-SV1, JPEG_LS, J2K, RLE = (f"1.2.840.10008.1.2.{tail}" for tail in ("4.70", "4.80", "4.90", "5"))
-"""Transfer syntaxes of compressed pixels."""
-BIG_ENDIAN = "1.2.840.10008.1.2.2"
+DEFLATED, BIG_ENDIAN, BASELINE, SV1, JPEG_LS, J2K, RLE = (
+    f"1.2.840.10008.1.2.{tail}" for tail in ("1.99", "2", "4.50", "4.70", "4.80", "4.90", "5")
+)
+"""Transfer syntaxes."""
 
 
 def ramp(rows: int = 40, columns: int = 50, top: int = 4095) -> np.ndarray:

@@ -15,7 +15,7 @@ from medclip_dcl.data.codestreams import (
     require_tiles,
     require_whole,
 )
-from tests.support.dicom import dicom_bytes, ramp, raster_bytes, refusal
+from tests.support.dicom import BASELINE, dicom_bytes, ramp, raster_bytes, refusal
 
 IMAGE = ramp(31, 47)
 NOISE = np.random.default_rng(0).integers(0, 256, (160, 203), dtype=np.uint8)
@@ -63,7 +63,7 @@ def test_stream_that_was_cut_and_closed_again_is_refused(share: float, optimize:
     whole = raster_bytes(NOISE, "jpeg", quality=90, optimize=optimize)
     start = whole.index(b"\xff\xda") + 10
     cut = whole[: start + int(share * (len(whole) - start))] + END
-    image = dicom_bytes(NOISE, syntax="1.2.840.10008.1.2.4.50", frame=cut)
+    image = dicom_bytes(NOISE, syntax=BASELINE, frame=cut)
     assert {refusal(cut), refusal(image)} == {"truncated"}
     with pytest.raises(ImageError, match="truncated"):
         require(cut)

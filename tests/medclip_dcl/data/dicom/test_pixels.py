@@ -8,6 +8,7 @@ import pytest
 
 from medclip_dcl.data.images import open_image
 from tests.support.dicom import (
+    BASELINE,
     BIG_ENDIAN,
     J2K,
     JPEG_LS,
@@ -19,7 +20,6 @@ from tests.support.dicom import (
     scaled,
 )
 
-BASELINE = "1.2.840.10008.1.2.4.50"
 IMPLICIT, EXPLICIT = "1.2.840.10008.1.2", "1.2.840.10008.1.2.1"
 
 
@@ -88,8 +88,8 @@ def bits_of(image: np.ndarray) -> int:
     ],
 )
 def test_where_header_and_stream_disagree_the_streams_sign_and_bits_count(
-    samples: np.ndarray, precision: int, sign: int, stored: int, expected: np.ndarray
-) -> None:
+    samples, precision, sign, stored, expected
+):
     tags = {"PixelRepresentation": sign, "BitsStored": stored, "HighBit": stored - 1}
     file = dicom_bytes(ramp(), syntax=J2K, frame=jpeg2000(samples, precision), **tags)
     assert np.abs(open_image(file).pixels.astype(int) - scaled(expected)).max() <= 1

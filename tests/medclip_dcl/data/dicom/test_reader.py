@@ -19,9 +19,8 @@ from medclip_dcl.data.dicom.reader import read_dicom
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import open_image
 from medclip_dcl.data.limits import ImagesConfig
-from tests.support.dicom import JPEG_LS, dicom_bytes, ramp, refusal, scaled
+from tests.support.dicom import DEFLATED, JPEG_LS, dicom_bytes, ramp, refusal, scaled
 
-DEFLATED = "1.2.840.10008.1.2.1.99"
 MPEG2 = "1.2.840.10008.1.2.4.100"
 
 
