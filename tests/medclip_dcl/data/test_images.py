@@ -28,16 +28,6 @@ from PIL import Image, ImageOps
 from medclip_dcl.core.errors import ConfigError, ImageError, StudyError
 from medclip_dcl.data import decode_worker, images
 from medclip_dcl.data.grayscale import square
-from medclip_dcl.data.images import (
-    Closed,
-    Decoder,
-    open_image,
-    read_array,
-    receive,
-    scratch,
-    send,
-    shared_decoder,
-)
 from medclip_dcl.data.limits import REASONS, ImagesConfig, is_dicom, require_image
 from tests.support.bombs import BOMBS, zeros
 from tests.support.dicom import J2K, JPEG_LS, dicom_bytes, ramp, raster_bytes, refusal, scaled
@@ -47,11 +37,11 @@ CONFIG = ImagesConfig()
 
 def test_a_png_keeps_its_bits_and_colours_become_luma() -> None:
     for stored, bits in ((ramp(top=255).astype(np.uint8), 8), (ramp(top=60000), 16)):
-        image = open_image(raster_bytes(stored, "png"))
+        image = images.open_image(raster_bytes(stored, "png"))
         assert np.array_equal(image.pixels, scaled(stored))
         assert image.bits_stored == bits
     colours = np.array([[(0, 0, 0), (0, 255, 0), (255, 255, 255)]], np.uint8)
-    image = open_image(raster_bytes(colours, "png"))
+    image = images.open_image(raster_bytes(colours, "png"))
     assert image.pixels[0, 1] == round(150 / 255 * 65535)  # 0.587 x 255, BT.601
 
 
@@ -63,7 +53,7 @@ def test_a_truncated_file_is_refused_wherever_it_is_cut_and_a_png_of_many_chunks
     assert refusal(raster[: len(raster) // 2]) in {"corrupt", "truncated"}
     png = raster_bytes(ramp().astype(np.uint16), "png")
     chunk = b"\0\0\0\0meDi" + struct.pack(">I", zlib.crc32(b"meDi"))
-    assert open_image(png[:33] + 100 * chunk + png[33:]).pixels.shape == ramp().shape
+    assert images.open_image(png[:33] + 100 * chunk + png[33:]).pixels.shape == ramp().shape
     assert refusal(png[:33] + 70_000 * chunk + png[33:]) == "corrupt"
 
 
@@ -125,8 +115,8 @@ OF_PNG = [
 def test_damaged_metadata_hide_no_pixels(form: str, start: int, before: bytes) -> None:
     """As https://github.com/python-pillow/Pillow/issues/8348, 5528, 5273 and 4852."""
     file = raster_bytes(STORED, form)
-    image = open_image(file[:start] + before + file[start:])
-    assert np.array_equal(image.pixels, open_image(file).pixels)
+    image = images.open_image(file[:start] + before + file[start:])
+    assert np.array_equal(image.pixels, images.open_image(file).pixels)
 
 
 def test_an_orientation_is_followed_wherever_it_can_be_read_and_else_named() -> None:
@@ -136,11 +126,11 @@ def test_an_orientation_is_followed_wherever_it_can_be_read_and_else_named() -> 
         png[:-12] + chunk(b"eXIf", UPSIDE_DOWN[6:]) + png[-12:],
         jpeg[:2] + segment(0xE1, b"Exif\0\0" + UPSIDE_DOWN) + jpeg[2:],  # twice, as Pillow/8348
     ):
-        turned = open_image(file)
+        turned = images.open_image(file)
         assert turned.ignored == ()
         assert turned.pixels[0, 0] > turned.pixels[-1, -1]
     cut = jpeg[:2] + segment(0xE1, DAMAGED["directory cut"]) + jpeg[2:]
-    assert open_image(cut).ignored == ("EXIF",)
+    assert images.open_image(cut).ignored == ("EXIF",)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -149,7 +139,7 @@ def test_every_orientation_is_turned_as_pillow_does(orientation: int) -> None:
     tag[274] = orientation
     png = raster_bytes(STORED, "png", exif=tag)
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(png)))
-    assert np.array_equal(open_image(png).pixels, scaled(np.asarray(upright)))
+    assert np.array_equal(images.open_image(png).pixels, scaled(np.asarray(upright)))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +185,7 @@ def test_random_bytes_give_a_picture_or_a_reason_in_plain_words():
         for _ in range(int(random.integers(1, 6))):
             file[int(random.integers(len(file)))] = int(random.integers(256))
         try:
-            assert open_image(bytes(file)).pixels.ndim == 2
+            assert images.open_image(bytes(file)).pixels.ndim == 2
         except ImageError as error:
             require_plain(error)
             codes.append(error.code)
@@ -225,7 +215,7 @@ def test_every_file_is_read_or_refused_as_expected(test_data: Path) -> None:
     with soon_and_in_little_memory():
         for row in found:
             try:
-                image = open_image(test_data / "dicom" / row["file"])
+                image = images.open_image(test_data / "dicom" / row["file"])
             except ImageError as error:
                 outcome = "error"
                 require_plain(error)
@@ -243,7 +233,7 @@ def test_every_file_is_read_or_refused_as_expected(test_data: Path) -> None:
 def test_all_encodings_of_one_image_give_one_picture(test_data: Path) -> None:
     files = sorted((test_data / "dicom/files").glob("eq_*.dcm"))
     assert len(files) >= 9
-    first, *others = (open_image(path).pixels for path in files)
+    first, *others = (images.open_image(path).pixels for path in files)
     assert all(np.array_equal(first, other) for other in others)
 
 
@@ -258,7 +248,7 @@ def children() -> set[int]:
 
 def test_worker_that_hangs_or_dies_is_replaced_and_costs_one_image_at_most() -> None:
     before, data = children(), dicom_bytes(ramp())
-    with Decoder(ImagesConfig(deadline_s=1), 1) as decoder, ThreadPoolExecutor(1) as thread:
+    with images.Decoder(ImagesConfig(deadline_s=1), 1) as decoder, ThreadPoolExecutor(1) as thread:
         decoder.open(data)
         (hanging,) = children() - before
         os.kill(hanging, signal.SIGSTOP)
@@ -283,7 +273,7 @@ def test_worker_that_hangs_or_dies_is_replaced_and_costs_one_image_at_most() -> 
 @pytest.mark.parametrize("name", ["medclip_nowhere:separate", "medclip_dcl.data.images:nothing"])
 def test_a_package_that_was_removed_is_named_and_no_image_s_fault(name, monkeypatch) -> None:
     monkeypatch.setattr(images, "_separation", lambda: name)
-    with Decoder(CONFIG, 1) as decoder:
+    with images.Decoder(CONFIG, 1) as decoder:
         with pytest.raises(ConfigError, match=rf"pip install \./hospital .*\({name} cannot be"):
             decoder.separate(dicom_bytes(ramp()))
         assert decoder.open(dicom_bytes(ramp())).pixels.any()
@@ -297,27 +287,27 @@ def test_image_on_which_two_workers_die_is_refused(monkeypatch: pytest.MonkeyPat
         raise images._WorkerDied("worker_died", "the decode worker died on this image")
 
     monkeypatch.setattr(images._Worker, "ask", die)
-    with Decoder(CONFIG, 1) as decoder, pytest.raises(ImageError, match=r"^worker_died"):
+    with images.Decoder(CONFIG, 1) as decoder, pytest.raises(ImageError, match=r"^worker_died"):
         decoder.open(dicom_bytes(ramp()))
     assert len(asked) == 2
 
 
 def test_memory_beyond_the_cap_is_refused_and_the_worker_lives_on() -> None:
     large = raster_bytes(np.zeros((6000, 6000), dtype=np.uint8), "png")
-    with Decoder(ImagesConfig(memory_mb=48), 1) as decoder:
+    with images.Decoder(ImagesConfig(memory_mb=48), 1) as decoder:
         with pytest.raises(ImageError, match=r"^memory"):
             decoder.open(large)
         assert decoder.open(dicom_bytes(ramp())).pixels.any()
 
 
 def test_threads_share_a_pool_and_no_worker_outlives_it() -> None:
-    before, images = children(), [dicom_bytes(ramp(20 + number, 30)) for number in range(16)]
-    with Decoder(CONFIG, 2) as decoder, ThreadPoolExecutor(8) as threads:
-        opened = list(threads.map(decoder.open, images))
+    before, files = children(), [dicom_bytes(ramp(20 + number, 30)) for number in range(16)]
+    with images.Decoder(CONFIG, 2) as decoder, ThreadPoolExecutor(8) as threads:
+        opened = list(threads.map(decoder.open, files))
     assert [item.pixels.shape[0] for item in opened] == [20 + number for number in range(16)]
     assert children() <= before
     with pytest.raises(ImageError):
-        decoder.open(images[0])
+        decoder.open(files[0])
     assert threading.active_count() < 50
 
 
@@ -325,14 +315,14 @@ def test_square_of_the_worker_is_the_square_of_the_picture(tmp_path: Path) -> No
     image, path = dicom_bytes(ramp(90, 70), photometric="MONOCHROME1"), tmp_path / "image.dcm"
     path.write_bytes(image)
     for equalize in (False, True):
-        answer = shared_decoder(CONFIG).square(path, 32, equalize=equalize)
+        answer = images.shared_decoder(CONFIG).square(path, 32, equalize=equalize)
         assert (answer.height_px, answer.width_px) == (90, 70)
-        assert np.array_equal(answer.pixels, square(open_image(image), 32, equalize))
+        assert np.array_equal(answer.pixels, square(images.open_image(image), 32, equalize))
 
 
 def test_worker_that_cannot_start_is_no_images_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    with Decoder(CONFIG, 1) as decoder, pytest.raises(StudyError, match="cannot start"):
+    with images.Decoder(CONFIG, 1) as decoder, pytest.raises(StudyError, match="cannot start"):
         decoder.open(dicom_bytes(ramp()))
 
 
@@ -343,7 +333,7 @@ def test_worker_that_cannot_start_is_no_images_fault(monkeypatch: pytest.MonkeyP
 def test_bomb_is_refused_by_name(name: str) -> None:
     data = BOMBS[name].make()
     with soon_and_in_little_memory(), pytest.raises(ImageError) as refused:
-        open_image(data)
+        images.open_image(data)
     require_plain(refused.value)
     assert refused.value.code in BOMBS[name].reasons
 
@@ -358,38 +348,38 @@ def open_descriptors() -> int:
 def test_messages_carry_a_header_and_one_descriptor_and_arrays_must_be_whole():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     longest = {"a": "x" * (65_536 - len('{"a": ""}'))}
-    with ours, theirs, scratch(b"pixels") as file:
-        send(ours, longest)
-        send(ours, {"b": [1]}, file)
-        assert receive(theirs) == (longest, None)
-        header, handle = receive(theirs)
+    with ours, theirs, images.scratch(b"pixels") as file:
+        images.send(ours, longest)
+        images.send(ours, {"b": [1]}, file)
+        assert images.receive(theirs) == (longest, None)
+        header, handle = images.receive(theirs)
         assert header == {"b": [1]}
         assert os.pread(handle, 9, 0) == b"pixels"
         os.close(handle)
         before = open_descriptors()
         for astray in (b"\3\0\0\0abc", struct.pack("<I", 65_537)):
             socket.send_fds(ours, [astray], [file])
-            with pytest.raises(Closed):
-                receive(theirs)
+            with pytest.raises(images.Closed):
+                images.receive(theirs)
             assert open_descriptors() == before
         theirs.settimeout(0.01)
         with pytest.raises(TimeoutError):
-            receive(theirs)
+            images.receive(theirs)
         ours.sendall(b"\3\0")
         ours.close()
-        with pytest.raises(Closed):  # in the middle of a message
-            receive(theirs)
-        with pytest.raises(Closed):
-            send(theirs, {"a": 1})
-        with pytest.raises(Closed):
-            send(theirs, {"a": 1}, file)
+        with pytest.raises(images.Closed):  # in the middle of a message
+            images.receive(theirs)
+        with pytest.raises(images.Closed):
+            images.send(theirs, {"a": 1})
+        with pytest.raises(images.Closed):
+            images.send(theirs, {"a": 1}, file)
     words = np.arange(6, dtype=np.uint16)
-    with scratch(words.data) as file:
-        copied = read_array(file, (2, 3), np.uint16)
+    with images.scratch(words.data) as file:
+        copied = images.read_array(file, (2, 3), np.uint16)
         os.pwrite(file, bytes(12), 0)
         assert np.array_equal(copied, words.reshape(2, 3))
-        with pytest.raises(Closed):
-            read_array(file, (13,), np.uint8)
+        with pytest.raises(images.Closed):
+            images.read_array(file, (13,), np.uint8)
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="no limits of another process")
@@ -397,7 +387,7 @@ def test_no_room_to_hand_an_image_over_is_not_the_images_fault() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)
     data = raster_bytes(noise, "PNG")  # more than 4096 bytes; the answer has two for a pixel
     before, usual = children(), resource.getrlimit(resource.RLIMIT_FSIZE)
-    with Decoder(CONFIG, 1) as decoder:
+    with images.Decoder(CONFIG, 1) as decoder:
         decoder.open(data)
         (worker,) = children() - before
         for suffers in (worker, os.getpid()):
@@ -417,7 +407,7 @@ def test_without_files_in_memory_images_go_by_temporary_ones(monkeypatch, tmp_pa
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     data = dicom_bytes(ramp())
-    with Decoder(CONFIG, 1) as decoder:
+    with images.Decoder(CONFIG, 1) as decoder:
         decoder.open(data)
         before = open_descriptors()
         assert np.array_equal(decoder.open(data).pixels, scaled(ramp()))
@@ -429,7 +419,7 @@ def test_refused_by_first_bytes_and_size(tmp_path):
     file, path, pipe = dicom_bytes(ramp()), tmp_path / "image.dcm", tmp_path / "pipe"
     path.write_bytes(file)
     os.mkfifo(pipe)
-    assert open_image(str(path)).pixels.any()
+    assert images.open_image(str(path)).pixels.any()
     assert refusal(b"") == "empty"
     assert refusal(b"file,view\nimages/a.jpg,PA\n" * 20) == "unknown_format"
     assert refusal(file, max_bytes=len(file) - 1) == "too_many_bytes"
