@@ -127,7 +127,6 @@ def check(job: Job) -> None:
     job.say(page=str(page))
     for warning in preflight.reading_warnings(tree):
         job.say(warning=warning)
-    _warn_of_small_validation(job, tree["splits"]["validate"]["reports"])
     if not tree["verdict"]["clean"]:
         raise StudyError(
             "the source has more faults than source.max_reject_share allows, or leaks between its "
@@ -161,17 +160,6 @@ def _shown_reports(job: Job, source: Source) -> list[list[Row]]:
         pieces = mark_report(parts_of(study), used)
         shown.append([piece._asdict() | {"says": _in_words(piece.labels)} for piece in pieces])
     return shown
-
-
-def _warn_of_small_validation(job: Job, reports: int) -> None:
-    # A batch holds a study once: a smaller split is one batch, or none with a single study.
-    train = job.config.train
-    if train.validate_every_steps and reports < train.global_batch:
-        job.say(
-            warning=f"the validation split has {reports} reports, fewer than train.global_batch "
-            f"{train.global_batch}: its losses will have fewer negatives than those of training; "
-            "raise source.validate_share, or set train.validate_every_steps to 0"
-        )
 
 
 class Found(NamedTuple):

@@ -31,7 +31,7 @@ from .report.preflight import CardConfig, ReportConfig
 
 
 class Config(Section):
-    """Every setting, section by section."""
+    """Every setting, section by section; what each is about stands in its class."""
 
     work: str
     """Folder that receives every artifact, `runs/NAME` of the config's file by default; `${WORK}`
@@ -47,43 +47,24 @@ class Config(Section):
     """Modules of your own, or files that end in .py, relative to the config: they are imported, and
     register losses, sources, encoders or metrics; name what you trust."""
     generate: GenerateConfig = GenerateConfig()
-    """Generated studies."""
     source: SourceConfig = SourceConfig()
-    """Source of studies."""
     images: ImagesConfig = ImagesConfig()
-    """Prepared images."""
     sentences: SentencesConfig = SentencesConfig()
-    """Sentences."""
     claims: ClaimsConfig = ClaimsConfig()
-    """Claims."""
     language_model: LanguageModelConfig = LanguageModelConfig()
-    """Masked language model."""
     likelihood: LikelihoodConfig = LikelihoodConfig()
-    """Pseudo-log-likelihoods."""
     eta: EtaConfig = EtaConfig()
-    """Class probabilities of sentences."""
     model: ModelConfig = ModelConfig()
-    """Encoders and similarity."""
     pretrain: PretrainConfig = PretrainConfig()
-    """Weights of the image encoder from images alone."""
     objective: ObjectiveConfig = ObjectiveConfig()
-    """Loss."""
     train: TrainConfig = TrainConfig()
-    """Training loop."""
     probabilities: ProbabilitiesConfig = ProbabilitiesConfig()
-    """Scores as probabilities."""
     inference: InferenceConfig = InferenceConfig()
-    """Engine and precision of a finished model."""
     evaluate: EvaluateConfig = EvaluateConfig()
-    """Evaluation."""
     index: IndexConfig = IndexConfig()
-    """Retrieval index."""
     retrieval: RetrievalConfig = RetrievalConfig()
-    """Engine of the candidates."""
     card: CardConfig = CardConfig()
-    """Model card and data card."""
     report: ReportConfig = ReportConfig()
-    """HTML report."""
 
 
 WITHDRAWN: dict[str, object] = {

@@ -146,21 +146,17 @@ def _contrast(row: View) -> float:
 
 
 def _headlines(tree: Mapping[str, Any]) -> list[View]:
-    lines = []
-    for headline in results.headlines_of(tree):
-        figure = headline.figure_of(tree)
-        if figure is None or figure["value"] is None:
-            continue
-        lines.append(
-            {
-                "name": headline.name,
-                "title": headline.title,
-                "reading": _READINGS.get(headline.figure, "a metric of a plugin"),
-                "figure": figure,
-                "chance": headline.chance_of(tree),
-            }
-        )
-    return lines
+    return [
+        {
+            "name": headline.name,
+            "title": headline.title,
+            "reading": _READINGS.get(headline.figure, "a metric of a plugin"),
+            "figure": figure,
+            "chance": headline.chance_of(tree),
+        }
+        for headline in results.headlines_of(tree)
+        if (figure := headline.figure_of(tree)) is not None and figure["value"] is not None
+    ]
 
 
 def _absent(questions: Mapping[str, Any]) -> str:
