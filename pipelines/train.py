@@ -11,15 +11,14 @@ torchrun report every code but 0 as 1: the run is resumable all the same.
 
 import sys
 import time
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from medclip_dcl.core.artifact import make_fingerprint, open_artifact
+from medclip_dcl.core.artifact import make_fingerprint, open_if_current
 from medclip_dcl.core.artifact_writer import ArtifactWriter
-from medclip_dcl.core.errors import ArtifactError
 from medclip_dcl.inference.model_package import ARTIFACT as MODEL
 from medclip_dcl.training import checkpoint
 from medclip_dcl.training.checkpoint import CheckpointStore
@@ -93,14 +92,12 @@ def _train(job: Job, accelerator: Accelerator) -> None:
 
 
 def reuse(job: Job) -> bool:
-    """Return whether the published model is that of these settings and inputs, and say so."""
-    try:
-        digests = job.open_inputs().digests
-        published = open_artifact(MODEL.at(job.work), MODEL, verify=False)
-    except ArtifactError:
-        return False
-    fingerprint = make_fingerprint(MODEL, _settings_of(job), digests)
-    return published.fingerprint == fingerprint and job.reuse(MODEL, fingerprint) is not None
+    """Return whether the published model is that of these settings and inputs, and say so.
+
+    ArtifactError where an input is missing.
+    """
+    fingerprint = make_fingerprint(MODEL, _settings_of(job), job.open_inputs().digests)
+    return job.reuse(MODEL, fingerprint) is not None
 
 
 def _settings_of(job: Job) -> dict[str, Any]:
@@ -116,8 +113,7 @@ def _is_published(job: Job, fingerprint: dict[str, Any], accelerator: Accelerato
     # The main process looks, so that all do the same.
     answer = [False]
     if accelerator.is_main_process and not job.force:
-        with suppress(ArtifactError):
-            answer = [open_artifact(MODEL.at(job.work), MODEL).fingerprint == fingerprint]
+        answer = [open_if_current(MODEL.at(job.work), MODEL, fingerprint) is not None]
     broadcast_object_list(answer)
     return answer[0]
 
