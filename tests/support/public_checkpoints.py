@@ -89,9 +89,11 @@ def write_pair(folder: Path, name: str, processor: Any, **changes: Any) -> Any:
     return model
 
 
-def _layers(state: Mapping[str, Tensor], side: str, own: str, **names: str) -> dict[str, Tensor]:
+def _layers(
+    state: Mapping[str, Tensor], side: str, own: str, names: Mapping[str, str], fused: str
+) -> dict[str, Tensor]:
     """Name the layers of a side otherwise, where queries, keys and values are one."""
-    named, fused = {}, names.pop("fused")
+    named = {}
     for layer in range(TOWER["num_hidden_layers"]):
         theirs = f"{side}.encoder.layers.{layer}"
         for part in ("weight", "bias"):
@@ -108,7 +110,6 @@ _BLOCK = {
     "self_attn.out_proj": "attn.out_proj",
     "mlp.fc1": "mlp.c_fc",
     "mlp.fc2": "mlp.c_proj",
-    "fused": "in_proj_",
 }
 _TIMM_BLOCK = {
     "layer_norm1": "norm1",
@@ -116,7 +117,6 @@ _TIMM_BLOCK = {
     "self_attn.out_proj": "attn.proj",
     "mlp.fc1": "mlp.fc1",
     "mlp.fc2": "mlp.fc2",
-    "fused": "qkv.",
 }
 
 
@@ -138,8 +138,9 @@ def openai_keys(model: hf.CLIPModel, prefix: str = "") -> dict[str, Tensor]:
     named = {own: state[theirs] for theirs, own in names.items()}
     named["visual.proj"] = state["visual_projection.weight"].T
     named[f"{prefix}text_projection"] = state["text_projection.weight"].T
-    named |= _layers(state, "vision_model", "visual.transformer.resblocks", **_BLOCK)
-    return named | _layers(state, "text_model", f"{prefix}transformer.resblocks", **_BLOCK)
+    named |= _layers(state, "vision_model", "visual.transformer.resblocks", _BLOCK, "in_proj_")
+    text = f"{prefix}transformer.resblocks"
+    return named | _layers(state, "text_model", text, _BLOCK, "in_proj_")
 
 
 def siglip_keys(model: hf.SiglipModel) -> dict[str, Tensor]:
@@ -163,8 +164,8 @@ def siglip_keys(model: hf.SiglipModel) -> dict[str, Tensor]:
         named[f"{pool}.q.{part}"] = rows[: len(rows) // 3]
         named[f"{pool}.kv.{part}"] = rows[len(rows) // 3 :]
         named[f"{pool}.proj.{part}"] = state[f"vision_model.head.attention.out_proj.{part}"]
-    named |= _layers(state, "vision_model", "visual.trunk.blocks", **_TIMM_BLOCK)
-    named |= _layers(state, "text_model", "text.transformer.resblocks", **_BLOCK)
+    named |= _layers(state, "vision_model", "visual.trunk.blocks", _TIMM_BLOCK, "qkv.")
+    named |= _layers(state, "text_model", "text.transformer.resblocks", _BLOCK, "in_proj_")
     named["visual.trunk.attn_pool.latent"] = state["vision_model.head.probe"]
     positions = "embeddings.position_embedding.weight"
     named["visual.trunk.pos_embed"] = state[f"vision_model.{positions}"][None]
