@@ -8,6 +8,7 @@ import json
 import re
 import zipfile
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args, get_origin
 from urllib.parse import unquote_to_bytes
@@ -118,8 +119,8 @@ def spoil_settings(section: Section) -> Section:
     return section.model_copy(update=update)
 
 
-def patterns(word: str) -> dict[str, tuple[bool, tuple[bytes, ...]]]:
-    """Return the forms in which a word is searched: name -> is case folded, byte strings."""
+def patterns(word: str) -> list[tuple[str, bool, tuple[bytes, ...]]]:
+    """Return the forms in which a word is searched: name, whether case is folded, byte strings."""
     spelt = sorted({word, word.lower(), word.upper(), word.title()})
     folded = word.lower()
     raw = [text.encode() for text in spelt]
@@ -133,21 +134,16 @@ def patterns(word: str) -> dict[str, tuple[bool, tuple[bytes, ...]]]:
     }
     misread = folded.encode().decode("latin-1").encode()  # UTF-8 taken for Latin-1
     escaped = {json.dumps(folded)[1:-1].encode(), folded.encode("ascii", "xmlcharrefreplace")}
-    return {
-        "plain": (True, (folded.encode(), misread.lower(), *sorted(escaped))),
-        "utf-16-le": (True, (folded.encode("utf-16-le").lower(),)),
-        "utf-16-be": (True, (folded.encode("utf-16-be").lower(),)),
-        "hex": (True, tuple(data.hex().encode() for data in raw)),
-        "base64": (False, tuple(sorted(shifted))),
-    }
+    return [
+        ("plain", True, (folded.encode(), misread.lower(), *sorted(escaped))),
+        ("utf-16-le", True, (folded.encode("utf-16-le").lower(),)),
+        ("utf-16-be", True, (folded.encode("utf-16-be").lower(),)),
+        ("hex", True, tuple(data.hex().encode() for data in raw)),
+        ("base64", False, tuple(sorted(shifted))),
+    ]
 
 
-_PATTERNS = {
-    kind: {
-        (word, form): rule for word in words for form, rule in patterns(word).items()
-    }
-    for kind, words in CANARIES.items()
-}  # fmt: skip
+_PATTERNS = {kind: [*chain(*map(patterns, words))] for kind, words in CANARIES.items()}
 _PERCENT = re.compile(rb"(?:%[0-9A-Fa-f]{2}){4,}")
 
 
@@ -156,7 +152,7 @@ def found_in(data: bytes) -> dict[str, str]:
     lower, found = data.lower(), {}
     decoded = b"\n".join(map(unquote_to_bytes, _PERCENT.findall(data))).lower()
     for kind, rules in _PATTERNS.items():
-        for (_, form), (folded, strings) in rules.items():
+        for form, folded, strings in rules:
             where = lower if folded else data
             if any(string in where for string in strings):
                 found[kind] = form
@@ -168,10 +164,8 @@ def found_in(data: bytes) -> dict[str, str]:
 def contents(name: str, data: bytes, depth: int = 0) -> Iterator[tuple[str, bytes]]:
     """Return the bytes of a file, of each column of a table, and of each member of a container."""
     if data[:4] == b"PAR1" or data[:6] == b"ARROW1":
-        if data[:4] == b"PAR1":
-            table = pq.read_table(pa.BufferReader(data))
-        else:
-            table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        is_parquet, source = data[:4] == b"PAR1", pa.BufferReader(data)
+        table = pq.read_table(source) if is_parquet else pa.ipc.open_file(source).read_all()
         yield f"{name}:schema", f"{table.schema}{table.schema.metadata}".encode()
         for column in table.column_names:
             yield f"{name}:{column}", b"\n".join(_cells(table.column(column).to_pylist()))
