@@ -121,16 +121,16 @@ def grid_points(grid: Grid) -> list[GridPoint]:
         for axis, value in at.items():
             named = grid.axes[axis]
             changes |= named[value] if isinstance(named, Mapping) else {axis: value}
-        words = [f"{short[axis]}={_text(value)}" for axis, value in at.items()]
+        texts = {
+            axis: value if isinstance(value, str) else json.dumps(value)
+            for axis, value in at.items()
+        }
+        words = [f"{short[axis]}={text}" for axis, text in texts.items()]
         points.append(GridPoint(re.sub(r"[^\w.,=+-]", "_", ",".join(words)), at, changes))
     names = [point.name for point in points]
     if len(set(names)) < len(names):
         raise ConfigError("two points of the grid share a folder's name; name the axis's values")
     return points
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 JUDGED = "validation"
@@ -150,20 +150,10 @@ class Run:
     folder: Path
     settings: Mapping[str, Any]
 
-    @property
-    def results(self) -> Mapping[str, Any]:
-        """Figures of its evaluation."""
-        return results.read_figures(
-            open_artifact(results.ARTIFACT.at(self.folder), results.ARTIFACT)
-        )
-
     def seconds(self) -> float:
         """Sum up what its model and its results took."""
-        headers = [
-            read_artifact_header(self.folder / name)
-            for name in ("model", "results")
-            if (self.folder / name / HEADER).is_file()
-        ]
+        made = [self.folder / name for name in ("model", "results")]
+        headers = [read_artifact_header(path) for path in made if (path / HEADER).is_file()]
         return float(sum(header.origin["seconds"] for header in headers))
 
     def judged(self, metric: str) -> float:
@@ -200,9 +190,7 @@ class Sweep:
         before = tuple(STAGES)[: list(STAGES).index(_STAGES[0])]
         tree = self.job.config.model_dump(mode="json")
         tree["jobs"] = [stage for stage in stages_of(self.job.config) if stage in before]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with disk_faults_named(self.folder), (self.folder / ".lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # another slice may be preparing
+        with _alone_in(self.folder):
             write_text(self.folder / CONFIG_FILE, yaml.safe_dump(tree, sort_keys=False))
             if tree["jobs"]:
                 code = run_config(self.folder / CONFIG_FILE, replace=True)
@@ -239,13 +227,7 @@ class Sweep:
 
         JobFailed where a stage failed.
         """
-        run.folder.mkdir(parents=True, exist_ok=True)
-        with (
-            disk_faults_named(run.folder),
-            (run.folder / ".lock").open("a") as lock,
-            (run.folder / LOG).open("a") as log,
-        ):
-            fcntl.flock(lock, fcntl.LOCK_EX)  # another slice may do the same run
+        with _alone_in(run.folder), (run.folder / LOG).open("a") as log:
             self._lay_out(run)
             with _printing_into(log):
                 code = run_config(run.folder / CONFIG_FILE, replace=True)
@@ -268,6 +250,15 @@ class Sweep:
             if target.is_dir() and not link.is_symlink():
                 link.symlink_to(os.path.relpath(target, run.folder))
         write_text(config_file, text)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    # Another slice may prepare, or do the same run.
+    folder.mkdir(parents=True, exist_ok=True)
+    with disk_faults_named(folder), (folder / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _filled_in(tree: Any, work: str) -> Any:
@@ -333,7 +324,8 @@ def _measure(sweep: Sweep, planned: Mapping[str, Sequence[Run]]) -> dict[str, An
     points: list[dict[str, Any]] = []
     for point in sweep.points:
         runs = planned[point.name]
-        trees = [run.results for run in runs]
+        kind = results.ARTIFACT
+        trees = [results.read_figures(open_artifact(kind.at(run.folder), kind)) for run in runs]
         figures = {title: _over_runs(trees, name) for title, name in sweep.grid.figures.items()}
         if sweep.metric:
             judged = [run.judged(sweep.metric) for run in runs]
