@@ -33,6 +33,7 @@ from medclip_dcl.data.selection import (
     select,
     split_patients,
 )
+from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.text.boundaries import find_sentences
 from medclip_dcl.text.labeler.labels import ReportLabels, read_sentence, report_labels_of
 from medclip_dcl.text.labeler.lexicon import LABELS
@@ -48,6 +49,7 @@ from medclip_dcl.text.sentences import (
     used_sections,
 )
 
+from .config import Config
 from .data import source_of
 from .job import Job, job_command
 from .report import preflight
@@ -84,44 +86,35 @@ def check(job: Job) -> None:
     """
     config = job.config
     source = source_of(config)
-    most = config.source.max_reject_share
     settings = {
         "source": config.source.result_settings(),
         "images": config.images.model_dump(mode="json", include=_DECODING),
-        "max_reject_share": most,
+        "max_reject_share": config.source.max_reject_share,
         "sentences": config.sentences,
         "splitter": SPLITTER,
     }
+    chosen = select(source.raw, config.source)
+    study_of = {study.study_id: study for study in source.raw.studies}
+
+    def parts_of(study: str) -> list[Part]:
+        reports = source.raw.reports_root
+        return parts_of_report(study_of[study], reports, config.source.fallback_encoding)
 
     def fill(writer: ArtifactWriter) -> Mapping[str, Any]:
         folder = writer.directory
-        chosen = select(source.raw, config.source)
         split_of = split_patients(source, chosen, config.source)
-        parts_of = _parts_of(source, config.source.fallback_encoding)
         reports = read_reports(folder, chosen.texts, parts_of, config.sentences)
         images = inspect_images(
             folder, chosen.images, source.raw.root, config.images, config.workers
         )
         inspected = Inspection(source, chosen, split_of, images, reports)
-        faults = find_faults(inspected)
-        tree = _describe(inspected, faults, config.source.kind, most)
-        remove_resumable(folder)
-        write_table(folder, IMAGES, images)
-        write_table(folder, FOUND, name_rows(sorted(set(faults)), source.raw))
-        write_text(folder / FIGURES, json.dumps(tree, indent=1, allow_nan=False) + "\n")
-        return {
-            "images": len(images),
-            "opened": tree["images"]["opened"],
-            "reports": len(chosen.texts),
-            **{f"found_{line['code']}": line["count"] for line in tree["lines"]},
-            "clean": tree["verdict"]["clean"],
-        }
+        return _write_preflight(folder, inspected, config.source)
 
     artifact = job.make(preflight.ARTIFACT, settings, source.inputs, fill)
     tree = preflight.read_preflight(artifact)
-    page = job.work / PAGE
+    page, shown = job.work / PAGE, _shown_reports(config, chosen, parts_of)
     page.touch(mode=0o600)
-    write_text(page, render_check(job.work.name, artifact, _shown_reports(job, source)))
+    write_text(page, render_check(job.work.name, artifact, shown))
     page.chmod(0o600)  # it holds reports
     print(preflight.preflight_table(tree), flush=True)
     job.say(page=str(page))
@@ -138,20 +131,13 @@ def check(job: Job) -> None:
 _SHOWN_REPORTS = 20
 
 
-def _parts_of(source: Source, fallback_encoding: str) -> Callable[[str], list[Part]]:
-    """Make what cuts the report of a study, by its id, into parts."""
-    study_of = {study.study_id: study for study in source.raw.studies}
-    root = source.raw.reports_root
-    return lambda study: parts_of_report(study_of[study], root, fallback_encoding)
-
-
-def _shown_reports(job: Job, source: Source) -> list[list[Row]]:
+def _shown_reports(
+    config: Config, chosen: Selection, parts_of: Callable[[str], list[Part]]
+) -> list[list[Row]]:
     """Show how some reports are read; none where `report.private` is set."""
-    config = job.config
     if config.report.private:
         return []
-    texts = select(source.raw, config.source).texts
-    parts_of, studies = _parts_of(source, config.source.fallback_encoding), sorted(texts)
+    texts, studies = chosen.texts, sorted(chosen.texts)
     draw = np.random.default_rng(config.seed)
     drawn = draw.choice(len(studies), min(_SHOWN_REPORTS, len(studies)), replace=False)
     shown = []
@@ -188,6 +174,22 @@ class Inspection:
         """Image or study -> patient."""
         owners = {image.image_id: image.subject_id for image in self.chosen.images}
         return owners | self.chosen.subjects
+
+
+def _write_preflight(folder: Path, inspected: Inspection, settings: SourceConfig) -> Row:
+    faults = find_faults(inspected)
+    tree = _describe(inspected, faults, settings.kind, settings.max_reject_share)
+    remove_resumable(folder)
+    write_table(folder, IMAGES, inspected.images)
+    write_table(folder, FOUND, name_rows(sorted(set(faults)), inspected.source.raw))
+    write_text(folder / FIGURES, json.dumps(tree, indent=1, allow_nan=False) + "\n")
+    return {
+        "images": len(inspected.images),
+        "opened": tree["images"]["opened"],
+        "reports": len(inspected.chosen.texts),
+        **{f"found_{line['code']}": line["count"] for line in tree["lines"]},
+        "clean": tree["verdict"]["clean"],
+    }
 
 
 def find_faults(inspected: Inspection) -> list[Found]:
