@@ -33,7 +33,10 @@ def form(image: bytes, fields: Mapping[str, str] | None = None) -> tuple[dict[st
 
 
 def ask(
-    method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+    method: str,
+    path: str,
+    headers: Mapping[str, str] | None = None,
+    body: bytes | Iterator[bytes] = b"",
 ) -> Answer:
     """Send one request through the proxy."""
     connection = http.client.HTTPConnection(HOST, PORT, timeout=90)
@@ -75,12 +78,5 @@ def slow_upload(headers: Mapping[str, str], body: bytes, seconds: float) -> int:
             yield body[start : start + step]
             time.sleep(seconds / pieces)
 
-    connection = http.client.HTTPConnection(HOST, PORT, timeout=90)
-    try:
-        length = {"Content-Length": str(len(body))}
-        connection.request("POST", "/classify", given(), {**headers, **length})
-        return connection.getresponse().status
-    except (OSError, http.client.HTTPException):
-        return 0
-    finally:
-        connection.close()
+    length = {"Content-Length": str(len(body))}
+    return ask("POST", "/classify", {**headers, **length}, given()).status
