@@ -107,12 +107,9 @@ def estimate(
     # Rows of weights are measured a block at a time: all of them may be gigabytes.
     rows = max(1, _BLOCK // max(1, len(subjects)))
     blocks = [measure(weights[start : start + rows]) for start in range(0, len(weights), rows)]
+    reasons = dict.fromkeys(blocks[0], undefined) if isinstance(undefined, str) else undefined
     return {
-        name: summarise(
-            np.concatenate([block[name] for block in blocks]),
-            subjects,
-            undefined if isinstance(undefined, str) else undefined[name],
-        )
+        name: summarise(np.concatenate([block[name] for block in blocks]), subjects, reasons[name])
         for name in blocks[0]
     }
 

@@ -32,7 +32,7 @@ from medclip_dcl.evaluation.decisions import (
     probability_figures,
 )
 from medclip_dcl.evaluation.evaluated_model import EncodedImages
-from medclip_dcl.evaluation.metrics import BootstrapOptions, Figure, roc_auc, value_of
+from medclip_dcl.evaluation.metrics import BootstrapOptions, roc_auc, value_of
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.inference.heads import Head, HeadCard, HeadFigure, head_margins
 from medclip_dcl.inference.prompts import Finding
@@ -52,7 +52,7 @@ class Labelled:
     """Features of some images, and what the images show: 1 the finding, 0 not."""
 
     features: Float[np.ndarray, "images features"]
-    labels: Int64[np.ndarray, " images"]
+    labels: Int8[np.ndarray, " images"]
     subject_ids: Sequence[str]
 
     def take(self, rows: Int64[np.ndarray, " chosen"]) -> "Labelled":
@@ -124,8 +124,7 @@ def labelled_images(
     subject_ids: Sequence[str],
 ) -> Labelled:
     """Take the images whose truth is known."""
-    every = Labelled(features, truth.astype(np.int64), subject_ids)
-    return every.take(np.flatnonzero(truth != UNKNOWN))
+    return Labelled(features, truth, subject_ids).take(np.flatnonzero(truth != UNKNOWN))
 
 
 def evaluate_probe(
@@ -168,7 +167,8 @@ def evaluate_probe(
         )
         arrays, _ = fit_chosen(train, validate)
         margins.append(head_margins(arrays, features[1]))
-        thresholds.append(_threshold(head_margins(arrays, validate.features), validate))
+        levels = head_margins(arrays, validate.features)
+        thresholds.append(choose_threshold(levels, validate.labels, validate.subject_ids))
         rows += [
             {
                 **judged.ids_of(image),
@@ -186,10 +186,6 @@ def evaluate_probe(
     images = {"labelled": len(trained.image_ids), "images": len(judged.image_ids)}
     pool = images | {"findings": len(probed)}
     return EvalResult("", pool, dict.fromkeys(figures, 0.5), figures), decisions, rows
-
-
-def _threshold(margins: np.ndarray, validate: Labelled) -> Figure:
-    return choose_threshold(margins, validate.labels.astype(np.int8), validate.subject_ids)
 
 
 @dataclass(frozen=True)
@@ -218,13 +214,13 @@ def make_head(
     train, validate, test = splits
     arrays, chosen = fit_chosen(train, validate)
     margins = head_margins(arrays, validate.features)
-    threshold = _threshold(margins, validate)
+    threshold = choose_threshold(margins, validate.labels, validate.subject_ids)
     assert threshold.value is not None
     patients = len(set(validate.subject_ids))
     calibration = calibrate_finding(
         name, margins, validate.labels == 1, patients, rules.probabilities
     )
-    judged, truth = head_margins(arrays, test.features), test.labels.astype(np.int8)
+    judged, truth = head_margins(arrays, test.features), test.labels
     owners, bootstrap = test.subject_ids, rules.bootstrap
     figures = {"auc": figures_of(ranking, judged, truth, owners, None, bootstrap)["auc"]}
     figures |= decision_figures(judged, truth, owners, threshold, bootstrap)

@@ -150,33 +150,21 @@ def test_platt_is_the_sigmoid_of_scikit_learn():
 
 
 def test_the_curve_that_drew_the_truth_is_found_again_and_lowers_the_error():
-    logits, truth = drawn(40_000, 0.5, -1.0)
-    platt = fit_curve(logits, truth)
-    assert platt.slope == pytest.approx(0.5, abs=0.02)
-    assert platt.intercept == pytest.approx(-1, abs=0.05)
-    logits, truth = drawn(2000, 0.2, -1.5)
+    logits, truth = drawn(40_000, 0.2, -1.5)
     found = calibrate_finding("edema", logits, truth, 900, ProbabilitiesConfig())
+    assert found.curve.slope == pytest.approx(0.2, abs=0.02)
+    assert found.curve.intercept == pytest.approx(-1.5, abs=0.05)
     assert (found.images_with, found.images_without) == (int(truth.sum()), int((~truth).sum()))
     assert found.patients == 900
     assert found.fitted_error < 0.03 < 0.2 < found.score_error
-
-
-def test_too_few_images_of_a_class_are_named():
-    logits, truth = np.arange(6.0), np.array([False] * 4 + [True] * 2)
-    found = calibrate_finding("edema", logits, truth, 6, ProbabilitiesConfig(least_per_class=3))
-    assert found.curve is None
-    assert "2 validation images with it and 4 without" in found.reason
-    kept = calibrate_finding("edema", logits, truth, 6, ProbabilitiesConfig(least_per_class=2))
-    assert kept.curve == fit_curve(logits, truth)
-    assert kept.reason == ""
 
 
 TEN = np.arange(10.0)
 HALVES = TEN > 4
 
 
-def test_scores_that_move_together_are_refused_and_the_area_of_too_few_images_is_not():
-    settings = ProbabilitiesConfig(least_per_class=3)
+def test_scores_that_move_together_are_refused_and_too_few_images_of_a_class_are_named():
+    settings = ProbabilitiesConfig(least_per_class=5)
     found = calibrate_finding("edema", TEN, HALVES, 10, settings, 0.98)
     assert (found.curve, found.auc, found.correlation) == (None, 1.0, 0.98)
     assert found.is_refused
@@ -187,7 +175,7 @@ def test_scores_that_move_together_are_refused_and_the_area_of_too_few_images_is
     # No label is needed to see that two scores move together.
     settings = ProbabilitiesConfig(least_per_class=6)
     few = calibrate_finding("edema", -TEN, HALVES, 10, settings, None)
-    assert (few.auc, few.is_refused) == (None, False)
+    assert (few.curve, few.auc, few.is_refused) == (None, None, False)
     assert few.reason.startswith("5 validation images with it and 5 without")
     both = calibrate_finding("edema", -TEN, HALVES, 10, settings, 1.0)
     assert both.is_refused

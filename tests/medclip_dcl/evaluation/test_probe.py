@@ -87,7 +87,7 @@ def test_a_finding_that_lacks_a_class_anywhere_is_left_out():
 def test_validation_images_choose_the_penalty_that_generalises(spread):
     # Where one feature tells all, the small penalty; where each tells a little, the large one.
     rng = np.random.default_rng(0)
-    labels = np.arange(1080, dtype=np.int64) % 2
+    labels = np.arange(1080, dtype=np.int8) % 2
     features = rng.standard_normal((1080, 60))
     features[:, :spread] += 3 / spread**0.5 * labels[:, None]
     every = Labelled(features, labels, [str(image) for image in range(1080)])
@@ -100,7 +100,7 @@ def test_validation_images_choose_the_penalty_that_generalises(spread):
     assert chosen == max(aucs, key=aucs.get)
     assert (chosen < 0.1) == (spread == 1)
     assert np.array_equal(arrays["weight"], fit_logistic(train, chosen)["weight"])
-    alike = Labelled(features[:9], np.zeros(9, dtype=np.int64), ["a"] * 9)
+    alike = Labelled(features[:9], np.zeros(9, dtype=np.int8), ["a"] * 9)
     assert fit_chosen(train, alike)[1] == PENALTIES[0]  # nothing to choose by: the strongest
 
 
@@ -109,7 +109,7 @@ RULES = HeadRules(ProbabilitiesConfig(least_per_class=5), BootstrapOptions(20, 0
 
 def labelled(count: int, seed: int, images_each: int = 1) -> Labelled:
     rng = np.random.default_rng(seed)
-    labels = (np.arange(count) % 3 == 0).astype(np.int64)
+    labels = (np.arange(count) % 3 == 0).astype(np.int8)
     features = rng.normal(size=(count, 4)).astype(np.float32)
     features[:, 1] += labels
     return Labelled(features, labels, [f"{seed}-{row // images_each}" for row in range(count)])
@@ -149,6 +149,6 @@ def test_test_labels_have_no_part_in_a_head(head: Head) -> None:
 
 
 def test_one_class_fits_no_head() -> None:
-    nothing = Labelled(TRAIN.features[:4], np.zeros(4, np.int64), list("abcd"))
+    nothing = Labelled(TRAIN.features[:4], np.zeros(4, np.int8), list("abcd"))
     with pytest.raises(MetricError, match="one class alone"):
         fit_logistic(nothing, 1.0)

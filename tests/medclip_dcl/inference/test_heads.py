@@ -23,7 +23,7 @@ WIDTH = 6
 
 def labelled(count: int, seed: int) -> Labelled:
     rng = np.random.default_rng(seed)
-    labels = (np.arange(count) % 4 == 0).astype(np.int64)  # one in four
+    labels = (np.arange(count) % 4 == 0).astype(np.int8)  # one in four
     features = rng.normal(size=(count, WIDTH)).astype(np.float32)
     features[:, 0] += 1.5 * labels
     return Labelled(features, labels, [str(number) for number in range(count)])
