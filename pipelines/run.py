@@ -172,9 +172,6 @@ def _launcher(config: "Config") -> list[str]:
     # Begins the command line of training in many processes; empty: this process can be the one.
     if "WORLD_SIZE" in os.environ:  # somebody has launched us already
         return []
-    if file := os.environ.get("ACCELERATE_CONFIG"):
-        launch = ["-m", "accelerate.commands.launch", "--num_cpu_threads_per_process", "1"]
-        return [sys.executable, *launch, "--config_file", file, *_MODULE]
     if (processes := config.train.processes) > 1:
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         return [sys.executable, *launch, str(processes), *_MODULE]

@@ -79,10 +79,11 @@ def test_a_folder_elsewhere_is_named(tmp_path: Path) -> None:
 
 def test_labels_are_columns_of_codes_or_a_column_that_lists_them(tmp_path: Path) -> None:
     head, start = "file,patient,text", f'#.png,1,"{REPORT}"'
-    coded = table(
-        tmp_path, f"{head},Edema,Effusion,Fracture", f"{start},1,-1.0,many", files="#.png"
-    )
-    assert guess(coded).labels == {"Edema": "Edema", "Pleural Effusion": "Effusion"}
+    for codes in ("1,-1.0,many", "0,1,0?", "uncertain,Not mentioned,1?"):
+        coded = table(
+            tmp_path, f"{head},Edema,Effusion,Fracture", f"{start},{codes}", files="#.png"
+        )
+        assert guess(coded).labels == {"Edema": "Edema", "Pleural Effusion": "Effusion"}
     listed = table(tmp_path, f"{head},Finding Labels,age", f"{start},Edema|Effusion,4")
     assert guess(listed).labels == "Finding Labels"
     assert guess(table(tmp_path, f"{head},age", f"{start},4")).labels == ""

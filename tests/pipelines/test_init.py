@@ -139,16 +139,6 @@ def test_a_table_of_which_nothing_is_left_gets_no_config(tmp_path, monkeypatch, 
     assert not Path("t.yaml").exists()
 
 
-def test_labels_are_columns_of_codes_that_a_run_reads(tmp_path, monkeypatch, capsys):
-    small_table(tmp_path, report="The heart is large.", patient="patient")
-    codes = ("1,-1", "0,", "uncertain,-1", ",Not mentioned")
-    rows = [f"{n}.png,{n},The heart is large.,{codes[n % 4]},{n % 2}?" for n in range(60)]
-    table = write_rows(tmp_path, "file,patient,report,Edema,Effusion,Fracture", rows)
-    shown, config = run_init(table, monkeypatch, capsys)
-    assert config.source.columns["labels"] == {"Edema": "Edema", "Pleural Effusion": "Effusion"}
-    assert "not used    Fracture (0?, 1?)" in shown
-
-
 def test_the_step_is_chosen_by_findings_only_where_the_reports_differ_in_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,15 +159,16 @@ def test_labels_without_reports_are_spoken_by_a_template_and_sizes_fit_few_studi
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    rows = ["patient,file,Effusion,Cardiomegaly"]
+    rows = ["patient,file,Effusion,Cardiomegaly,age"]
     for number in range(60):
         Image.new("L", (40, 40), number).save(tmp_path / f"{number}.png")
-        rows.append(f"p{number},{number}.png,{number % 2},{number % 3 // 2}")
+        rows.append(f"p{number},{number}.png,{number % 2},{number % 3 // 2},{number}")
     (tmp_path / "labels.csv").write_text("\n".join(rows))
     assert main(["init", "labels.csv"]) == 0
     shown = capsys.readouterr().out
     assert "made of labels, as '{finding} in the chest X-ray.'" in shown
     assert "reports     60 of 60 patients" in shown
+    assert "not used    age (60 different values)" in shown
     assert re.search(r"warning: \d+ studies to train on are few: .* base= in Python", shown)
     config = load_config(Path("labels.yaml"))
     assert config.source.template == "{finding} in the chest X-ray."
