@@ -2,6 +2,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +66,15 @@ def together(metrics: Metrics, *questions: tuple[object, ...]) -> list[object]:
     return asyncio.run(ask())
 
 
+def asking(batches: MicroBatcher, *callers: Caller, model: object = None) -> list[Any]:
+    """Ask about an image for each caller."""
+    model, image = model or Cramped(), square()
+    return [
+        asyncio.ensure_future(batches.submit(caller, model, image, fine))  # type: ignore[arg-type]
+        for caller in callers
+    ]
+
+
 def images_in_batches(metrics: Metrics) -> tuple[float, float]:
     """Forward passes and images in them."""
     get: Callable[[str], float | None] = metrics.registry.get_sample_value
@@ -92,16 +102,13 @@ def test_images_share_forward_passes_and_equal_questions_are_answered_at_once_in
 
 
 def test_nothing_is_computed_for_the_late_and_the_gone() -> None:
-    image, metrics = square(), Metrics()
+    metrics = Metrics()
 
     async def ask() -> list[object]:
         batches = MicroBatcher(8, metrics)
         _, go = held(batches)
-        leaving, late, staying = Caller(), Caller(left_s=0.1), Caller()
-        asked = [
-            asyncio.ensure_future(batches.submit(caller, Cramped(), image, fine))
-            for caller in (leaving, late, staying)
-        ]
+        leaving = Caller()
+        asked = asking(batches, leaving, Caller(left_s=0.1), Caller())
         await asyncio.sleep(0.02)
         leaving.left.set()
         await asyncio.wait(asked[:2], timeout=5)  # told at once, while the model is busy
@@ -140,17 +147,14 @@ def test_a_fault_of_a_forward_pass_is_reported_to_all_and_the_queue_goes_on() ->
 
 
 def test_what_waits_is_counted_and_what_is_withdrawn_is_not() -> None:
-    image, metrics = square(), Metrics()
+    metrics = Metrics()
 
     async def ask() -> None:
         batches = MicroBatcher(8, metrics)
         held_task, go = held(batches)
         await asyncio.sleep(0.02)
         leaving, staying = Caller(), Caller()
-        asked = [
-            asyncio.ensure_future(batches.submit(caller, Cramped(), image, fine))
-            for caller in (leaving, staying)
-        ]
+        asked = asking(batches, leaving, staying)
         async with asyncio.timeout(10):
             for event, left in ((lambda: None, 2), (leaving.left.set, 1), (go.set, 0)):
                 await asyncio.sleep(0.02)
@@ -175,7 +179,7 @@ def test_a_batch_that_does_not_fit_is_tried_image_by_image(room: int, answers: l
 
 
 def test_late_and_cancelled_questions_of_a_batch_leave_the_others_alone() -> None:
-    image, seen, passed = square(), [], threading.Event()
+    seen, passed = [], threading.Event()
 
     class Slow(Cramped):
         def embed_images(self, images: np.ndarray) -> Tensor:
@@ -188,9 +192,7 @@ def test_late_and_cancelled_questions_of_a_batch_leave_the_others_alone() -> Non
         batches, model = MicroBatcher(8, metrics), Slow(8)
         busy, go = held(batches)
         callers = [Caller(0.2), Caller(), Caller()]
-        asked = [
-            asyncio.ensure_future(batches.submit(caller, model, image, fine)) for caller in callers
-        ]
+        asked = asking(batches, *callers, model=model)
         while metrics.registry.get_sample_value("medclip_waiting") != 3 and not asked[0].done():
             await asyncio.sleep(0.01)
         time.sleep(0.2)  # the loop is busy: it cannot withdraw the question at its deadline

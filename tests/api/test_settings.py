@@ -20,9 +20,9 @@ def test_variables_stand_above_the_file_and_arguments_above_both(tmp_path: Path)
     assert settings.host == "127.0.0.1"
 
 
-def test_variables_are_json_or_plain_text() -> None:
+def test_variables_are_json_or_plain_text_and_the_one_that_names_the_file_is_no_setting() -> None:
     environment = {"MEDCLIP_MODEL": "runs/no", "MEDCLIP_ALLOWED_HOSTS": '["a", "b"]'}
-    settings = read_service_settings(None, environment)
+    settings = read_service_settings(None, environment | {"MEDCLIP_CONFIG": "x"})
     assert (settings.model, settings.allowed_hosts) == ("runs/no", ("a", "b"))
 
 
@@ -45,7 +45,3 @@ def test_unknown_variables_are_refused_by_name(name: str) -> None:
 def test_faults_of_the_file_are_named(tmp_path: Path, text: str, fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
         read_service_settings(write(tmp_path, text), {})
-
-
-def test_the_variable_that_names_the_file_is_no_setting() -> None:
-    assert read_service_settings(None, {"MEDCLIP_MODEL": "a", "MEDCLIP_CONFIG": "x"}).model == "a"

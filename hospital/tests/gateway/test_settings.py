@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from api.settings import read_service_settings
 from medclip_dcl.core.errors import ConfigError
@@ -42,8 +43,6 @@ def test_the_service_takes_no_notice_of_them() -> None:
     ],
 )
 def test_what_is_wrong_is_named(given: dict[str, object], fault: str, tmp_path: Path) -> None:
-    import yaml
-
     tree = yaml.safe_load(FILE.read_text()) | given
     file = tmp_path / "gateway.yaml"
     file.write_text(yaml.safe_dump(tree))
