@@ -18,20 +18,16 @@ VARIANTS = ("original", "within_word_l2r")
 def by_hand(model, tokenizer, sentence: str, variant: str) -> float:
     """Mask one piece at a time, one copy per forward pass, in float64."""
     exact = copy.deepcopy(model).double().eval()
-    pieces = tokenizer.tokenize(sentence)
+    pieces = ["[CLS]", *tokenizer.tokenize(sentence), "[SEP]"]
     ids = tokenizer.convert_tokens_to_ids(pieces)
     total = 0.0
-    for index in range(len(ids)):
-        masked = list(ids)
-        masked[index] = tokenizer.mask_token_id
-        if variant == "within_word_l2r":
-            later = index + 1
-            while later < len(ids) and pieces[later].startswith("##"):
-                masked[later] = tokenizer.mask_token_id
-                later += 1
-        row = [tokenizer.cls_token_id, *masked, tokenizer.sep_token_id]
+    for index in range(1, len(ids) - 1):
+        end = index + 1
+        while variant == "within_word_l2r" and pieces[end].startswith("##"):
+            end += 1
+        masked = [*ids[:index], *[tokenizer.mask_token_id] * (end - index), *ids[end:]]
         with torch.no_grad():
-            logits = exact(input_ids=torch.tensor([row])).logits[0, index + 1]
+            logits = exact(input_ids=torch.tensor([masked])).logits[0, index]
         total += float(logits.log_softmax(-1)[ids[index]])
     return total
 

@@ -111,27 +111,13 @@ def test_ids_of_studies_and_of_images_are_not_confused(tmp_path: Path) -> None:
     assert by_image == {"1": {"Edema": 1}}
 
 
-@pytest.mark.parametrize(
-    ("ids", "words"),
-    [
-        (["S1", "S2"], r"; 2 of 2 would be found but for case"),
-        (["x_a", "y"], r"in column 'study_id'; set source\.label_id"),
-    ],
-)
-def test_where_no_id_joins_the_message_says_what_would(tmp_path, ids, words):
-    (tmp_path / "l.csv").write_text("study_id,Edema\n{},1\n{},1\n".format(*ids))
-    with pytest.raises(StudyError, match=f"2 rows, of which 0 have a study.*{words}"):
-        labels_of(tmp_path, {}, None, labels="l.csv")
-
-
 def test_ids_of_labels_are_stripped_and_those_of_no_study_counted(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text('study_id;Edema\n s1\t;1,0\n="s2";0,0\ns9;1,0\n')
     assert labels_of(tmp_path, {}, None, labels="l.csv") == {"s1": {"Edema": 1}, "s2": {"Edema": 0}}
     columns = {"study_id": "study", "subject_id": "who", "report": "text"}
-    config = SourceConfig(
-        kind="table", root=str(tmp_path), table="t.parquet", columns=columns, labels="l.csv"
-    )
-    assert read_source(config, Path).raw.counts["labels_without_study"] == 1
+    files = {"root": str(tmp_path), "table": "t.parquet", "labels": "l.csv"}
+    source = read_source(SourceConfig(kind="table", columns=columns, **files), Path)
+    assert source.raw.counts["labels_without_study"] == 1
 
 
 def test_images_without_reports_keep_their_labels(tmp_path: Path) -> None:
@@ -168,21 +154,30 @@ def test_all_that_is_not_a_label_is_counted_without_being_printed(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("mapped", "settings", "words"),
+    ("mapped", "names", "words"),
     [
         ({"Edema": "edema"}, {}, r"no column \['edema'\]"),
-        ("l", {"label_names": {"Edema": ["oedema"]}}, r"no name of \['Edema'\] in any row"),
+        ("l", {"Edema": ["oedema"]}, r"no name of \['Edema'\] in any row"),
         ("l", {}, r"no name of \['Atelectasis'"),
-        (None, {"labels": "study_id,Edema\ns9,1\n"}, "0 have a study"),
-        (None, {"labels": "study_id,oedema\ns1,1\n"}, r"findings, only \['study_id', 'oedema'\]"),
     ],
 )
-def test_what_names_nothing_is_refused(tmp_path, mapped, settings, words):
-    if "labels" in settings:
-        (tmp_path / "l.csv").write_text(settings["labels"])
-        settings = {"labels": "l.csv"}
+def test_a_column_that_names_no_finding_is_refused(tmp_path, mapped, names, words):
     with pytest.raises(StudyError, match=words):
-        labels_of(tmp_path, {"l": list("abcd")}, mapped, **settings)
+        labels_of(tmp_path, {"l": list("abcd")}, mapped, label_names=names)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("study_id,Edema\nS1,1\nS2,1\n", "2 rows, of which 0 have a study.*; 2 of 2 would .* case"),
+        ("study_id,Edema\nx_a,1\ny,1\n", r"0 have a .* in column 'study_id'; set source\.label_id"),
+        ("study_id,oedema\ns1,1\n", r"findings, only \['study_id', 'oedema'\]"),
+    ],
+)
+def test_a_table_that_joins_nothing_is_refused_with_what_would(tmp_path, table, words):
+    (tmp_path / "l.csv").write_text(table)
+    with pytest.raises(StudyError, match=words):
+        labels_of(tmp_path, {}, None, labels="l.csv")
 
 
 @pytest.mark.parametrize(
