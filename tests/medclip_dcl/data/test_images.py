@@ -194,9 +194,6 @@ def test_random_bytes_give_a_picture_or_a_reason_in_plain_words():
         require_plain(ImageError(code, meaning))
 
 
-# Real DICOM files: every row of the test data's manifest behaves as it expects
-
-
 @contextmanager
 def soon_and_in_little_memory() -> Iterator[None]:
     caller = psutil.Process()
@@ -324,9 +321,6 @@ def test_worker_that_cannot_start_is_no_images_fault(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with images.Decoder(CONFIG, 1) as decoder, pytest.raises(StudyError, match="cannot start"):
         decoder.open(dicom_bytes(ramp()))
-
-
-# Hostile files: each is refused by name, soon, and at no cost to who opened it
 
 
 @pytest.mark.parametrize("name", BOMBS)

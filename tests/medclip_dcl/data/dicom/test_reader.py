@@ -82,8 +82,9 @@ def test_icon_within_an_image_is_not_the_image() -> None:
 
 WINDOW = {"WindowCenter": "1000", "WindowWidth": "500"}
 RESCALE = {"RescaleSlope": "2", "RescaleIntercept": "-1024"}
-
-
+WINDOWS, RESCALES = " ".join(WINDOW), " ".join(RESCALE)
+NO_CENTRES = ("nan", "n/a", "99999")  # the last is outside the range
+NO_WIDTHS = ("0", "-100", ".5", "nan", "inf", "n/a", "0\\-1")
 APPLIED = ImagesConfig(voi="dicom")
 
 
@@ -116,13 +117,8 @@ BROKEN_TABLE.add_new("LUTData", "OW", bytes(8))
 @pytest.mark.parametrize(
     ("tags", "ignored"),
     [
-        *(
-            ({"WindowCenter": centre, "WindowWidth": width}, "WindowCenter WindowWidth")
-            for centre, width in (
-                *(("2048", width) for width in ("0", "-100", ".5", "nan", "inf", "n/a", "0\\-1")),
-                *((centre, "100") for centre in ("nan", "n/a", "99999")),  # the last out of range
-            )
-        ),
+        *(({**WINDOW, "WindowWidth": width}, WINDOWS) for width in NO_WIDTHS),
+        *(({**WINDOW, "WindowCenter": centre}, WINDOWS) for centre in NO_CENTRES),
         ({"WindowWidth": "", "WindowCenter": "40"}, "WindowCenter"),
         ({"WindowCenter": "40"}, "WindowCenter"),
         ({"WindowCenter": "", "WindowWidth": "", "VOILUTFunction": ""}, ""),
@@ -132,17 +128,9 @@ BROKEN_TABLE.add_new("LUTData", "OW", bytes(8))
         ({"RescaleSlope": "", "RescaleIntercept": ""}, ""),
         ({"RescaleSlope": "1"}, ""),
         ({**RESCALE, "RescaleSlope": "2,5"}, ""),
-        (
-            {**WINDOW, **RESCALE, "RescaleSlope": "0"},
-            "RescaleSlope RescaleIntercept WindowCenter WindowWidth",
-        ),
-        *(
-            ({**RESCALE, name: value}, "RescaleSlope RescaleIntercept")
-            for name, value in (
-                *(("RescaleSlope", value) for value in ("nan", "1e308", "1\\2")),
-                ("RescaleIntercept", "n/a"),
-            )
-        ),
+        ({**WINDOW, **RESCALE, "RescaleSlope": "0"}, f"{RESCALES} {WINDOWS}"),
+        *(({**RESCALE, "RescaleSlope": slope}, RESCALES) for slope in ("nan", "1e308", "1\\2")),
+        ({**RESCALE, "RescaleIntercept": "n/a"}, RESCALES),
         ({"PixelPaddingValue": "none"}, "PixelPaddingValue"),
         ({"PixelPaddingValue": ("US", [0, 1])}, "PixelPaddingValue"),
         ({"PixelSpacing": ["0", "0"]}, "PixelSpacing"),
