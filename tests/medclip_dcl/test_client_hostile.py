@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -12,7 +13,7 @@ from medclip_dcl.client import Client
 from medclip_dcl.core.errors import ServiceError
 from tests.support.hub import Handler, served
 
-MOST_BYTES = 1 << 16
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 OVER = threading.Event()
 
 
@@ -27,37 +28,39 @@ def write(request: Handler, head: bytes, part: bytes, pause_s: float = 0.0) -> N
         pass
 
 
-FAULTS: dict[str, tuple[Callable[[Handler], None], str, str]] = {
-    "endless": (lambda r: write(r, b"\r\n", b" " * 4096), "no_answer", "exceeds 65536 bytes"),
-    "dripping body": (lambda r: write(r, b"\r\n", b" ", 0.05), "unreachable", "the time ran out"),
-    "dripping head": (lambda r: write(r, b"X-Long: ", b"x", 0.05), "unreachable", "time ran out"),
-    "dripping chunks": (
-        lambda r: write(r, b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n", 0.05),
-        "unreachable",
-        "the time ran out",
-    ),
-    "compressed": (
-        lambda r: r.answer(200, gzip.compress(b" " * 10_000_000), Content_Encoding="gzip"),
-        "no_answer",
-        "compressed, unasked",
-    ),
-    "moved": (lambda r: r.answer(308, b"", Location="http://b/"), "no_answer", "to http://b/"),
-    "nested": (lambda r: r.answer(500, b"[" * 50_000), "no_answer", "without an answer"),
-}
+def serving(reply: Callable[[Handler], object]) -> AbstractContextManager[str]:
+    """Serve at the address given; one function replies to every request."""
+    OVER.clear()
+    return served(type("Service", (Handler,), {"do_GET": reply, "do_POST": reply}))
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_an_answer_has_one_deadline_and_a_size(fault: str) -> None:
-    answer, code, reason = FAULTS[fault]
+@pytest.mark.parametrize(
+    ("answer", "code", "reason"),
+    [
+        (lambda r: write(r, b"\r\n", b" " * 4096), "no_answer", "exceeds 65536 bytes"),
+        (lambda r: write(r, b"\r\n", b" ", 0.05), "unreachable", "the time ran out"),
+        (lambda r: write(r, b"X-Long: ", b"x", 0.05), "unreachable", "time ran out"),
+        (lambda r: write(r, CHUNKED, b"1\r\n \r\n", 0.05), "unreachable", "the time ran out"),
+        (
+            lambda r: r.answer(200, gzip.compress(b" " * 10_000_000), Content_Encoding="gzip"),
+            "no_answer",
+            "compressed, unasked",
+        ),
+        (lambda r: r.answer(308, b"", Location="http://b/"), "no_answer", "to http://b/"),
+        (lambda r: r.answer(500, b"[" * 50_000), "no_answer", "without an answer"),
+    ],
+    ids=["endless", "body", "head", "chunks", "compressed", "moved", "nested"],
+)
+def test_an_answer_has_one_deadline_and_a_size(
+    answer: Callable[[Handler], None], code: str, reason: str
+) -> None:
     encodings = []
 
-    class Service(Handler):
-        def do_GET(self) -> None:  # noqa: N802 (http.server's name)
-            encodings.append(self.headers["Accept-Encoding"])
-            answer(self)
+    def reply(request: Handler) -> None:
+        encodings.append(request.headers["Accept-Encoding"])
+        answer(request)
 
-    OVER.clear()
-    with served(Service) as url, Client(url, timeout_s=0.5, most_bytes=MOST_BYTES) as client:
+    with serving(reply) as url, Client(url, timeout_s=0.5, most_bytes=1 << 16) as client:
         start = time.monotonic()
         with pytest.raises(ServiceError, match=reason) as refused:
             client.model()
@@ -70,13 +73,11 @@ def test_an_answer_has_one_deadline_and_a_size(fault: str) -> None:
 def test_closing_ends_what_is_still_asked() -> None:
     is_asked = threading.Event()
 
-    class Service(Handler):
-        def do_GET(self) -> None:  # noqa: N802 (http.server's name)
-            is_asked.set()
-            OVER.wait(20)
+    def reply(_request: Handler) -> None:
+        is_asked.set()
+        OVER.wait(20)
 
-    OVER.clear()
-    with served(Service) as url, ThreadPoolExecutor(1) as threads:
+    with serving(reply) as url, ThreadPoolExecutor(1) as threads:
         client = Client(url, timeout_s=30)
         asked = threads.submit(client.model)
         assert is_asked.wait(20)
@@ -86,12 +87,11 @@ def test_closing_ends_what_is_still_asked() -> None:
 
 
 def test_a_refusal_that_comes_before_the_whole_body_is_read() -> None:
-    class Service(Handler):
-        def do_POST(self) -> None:  # noqa: N802 (http.server's name)
-            self.close_connection = True
-            self.answer(413, {"code": "too_many_bytes", "message": "smaller"})
+    def reply(request: Handler) -> None:
+        request.close_connection = True
+        request.answer(413, {"code": "too_many_bytes", "message": "smaller"})
 
-    with served(Service) as url, Client(url) as client:
+    with serving(reply) as url, Client(url) as client:
         for _ in range(20):
             with pytest.raises(ServiceError) as refused:
                 client.classify(bytes(3_000_000))
@@ -99,13 +99,11 @@ def test_a_refusal_that_comes_before_the_whole_body_is_read() -> None:
 
 
 def test_a_server_that_reads_too_slowly_ends_at_the_deadline() -> None:
-    class Service(Handler):
-        def do_POST(self) -> None:  # noqa: N802 (http.server's name)
-            while not OVER.wait(0.05):
-                self.rfile.read(1)
+    def reply(request: Handler) -> None:
+        while not OVER.wait(0.05):
+            request.rfile.read(1)
 
-    OVER.clear()
-    with served(Service) as url, Client(url, timeout_s=0.5) as client:
+    with serving(reply) as url, Client(url, timeout_s=0.5) as client:
         start = time.monotonic()
         with pytest.raises(ServiceError, match="time ran out"):
             client.classify(bytes(30_000_000))

@@ -10,6 +10,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
+from torch.nn import functional
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
@@ -42,6 +43,15 @@ PROCESSORS = {
     "siglip": SiglipImageProcessorPil(size={"height": PX, "width": PX}),
 }
 README = "---\nlicense: mit\ntags: [x]\n---\n# A model\n"
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    """Compare what is computed here with what the maker's own class computes."""
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def unit(vectors: Tensor) -> Tensor:
+    return functional.normalize(vectors, dim=-1)
 
 
 def words_tokenizer() -> hf.PreTrainedTokenizerFast:

@@ -28,10 +28,9 @@ from medclip_dcl.models.similarity import region_scores, score_grids
 from tests.support import public_checkpoints as public
 from tests.support.bert import SENTENCES as REPORTS
 from tests.support.bert import tiny_bert, tiny_tokenizer
-from tests.support.public_checkpoints import DIM, PATCH, PROCESSORS, PX, RESNET, SENTENCES
+from tests.support.public_checkpoints import PROCESSORS, PX, SENTENCES, close, unit
 from tests.support.resnet import torchvision_map
 
-TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
 GREY = np.random.default_rng(0).integers(20, 200, (50, 41)).astype(np.uint8)
 BATCH = np.random.default_rng(1).integers(0, 256, (2, PX, PX)).astype(np.uint8)
 
@@ -57,14 +56,6 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any
 def picture(tmp_path: Path) -> Path:
     Image.fromarray(GREY).save(tmp_path / "x.png")
     return tmp_path / "x.png"
-
-
-def close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, **TOLERANCE)
-
-
-def unit(vectors: Tensor) -> Tensor:
-    return functional.normalize(vectors, dim=-1)
 
 
 def under(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -129,7 +120,7 @@ def test_clip_locates_by_its_projected_patches_and_siglip_refuses(pairs) -> None
     prepared = predictor.square(image)[None]
     states = model.vision_model(pixels_of(prepared, predictor))
     patches = model.vision_model.post_layernorm(states.last_hidden_state[:, 1:])
-    side = PX // PATCH
+    side = PX // public.PATCH
     found = predictor.embed_regions(prepared)
     close(found, unit(model.visual_projection(patches)).unflatten(1, (side, side)))
     grids = region_scores(found, predictor.embed_sentences(SENTENCES))[:, 0]
@@ -224,7 +215,7 @@ def test_biovil_answers_as_hi_ml_s_modules_say(temporal: bool, tmp_path: Path) -
     assert (predictor.config.images.size_px, predictor.config.images.fit) == (px, fit)
     grey = np.random.default_rng(0).integers(0, 256, (1, px, px), dtype=np.uint8)
     pixels = (torch.from_numpy(grey) / 255)[:, None].expand(-1, 3, -1, -1)
-    x = torchvision_map(under(image, "encoder.encoder."), RESNET, pixels)
+    x = torchvision_map(under(image, "encoder.encoder."), public.RESNET, pixels)
     if temporal:
         x = functional.conv2d(x, image["encoder.backbone_to_vit.weight"])
         absent = image["encoder.missing_previous_emb"].expand(1, -1, *x.shape[2:])
@@ -242,7 +233,7 @@ def test_biovil_answers_as_hi_ml_s_modules_say(temporal: bool, tmp_path: Path) -
     own = under(head, "cls_projection_head.")
     y = functional.linear(y, own["dense_to_hidden.weight"], own["dense_to_hidden.bias"])
     scale, shift = own["LayerNorm.weight"], own["LayerNorm.bias"]
-    y = functional.layer_norm(functional.gelu(y), (DIM,), scale, shift, eps=1e-12)
+    y = functional.layer_norm(functional.gelu(y), (public.DIM,), scale, shift, eps=1e-12)
     y = functional.linear(y, own["dense_to_output.weight"], own["dense_to_output.bias"])
     texts = predictor.embed_sentences(REPORTS)
     close(texts, unit(y))
@@ -268,13 +259,13 @@ def test_cxr_clip_answers_as_its_own_modules_say(kind: str, head: str, tmp_path:
         if head == "mlp":
             y = functional.linear(functional.gelu(x), own["fc.weight"], own["fc.bias"])
             scale, shift = own["layer_norm.weight"], own["layer_norm.bias"]
-            x = functional.layer_norm(y + x, (DIM,), scale, shift)
+            x = functional.layer_norm(y + x, (public.DIM,), scale, shift)
         return unit(x)
 
     if kind == "resnet":  # `normalize` of its evaluator: imagenet; then the average pool
         mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[:, :, None, None]
         own = under(tree["model"], "image_encoder.resnet.")
-        cells = torchvision_map(own, RESNET, (pixels - mean) / std)
+        cells = torchvision_map(own, public.RESNET, (pixels - mean) / std)
         features = cells.mean(dim=(2, 3))
     else:
         features = swin(pixel_values=(pixels - 0.5) / 0.5).last_hidden_state[:, 0]

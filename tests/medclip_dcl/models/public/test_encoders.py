@@ -19,20 +19,12 @@ from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.public.encoders import Start, read_start, read_tokenizer
 from medclip_dcl.models.public.weights import fetch_weights
 from medclip_dcl.models.settings import ModelConfig
-from tests.support.public_checkpoints import (
-    PATCH,
-    PX,
-    SENTENCES,
-    TEXT,
-    TOWER,
-    pair,
-    words_tokenizer,
-)
+from tests.support import public_checkpoints as public
+from tests.support.public_checkpoints import PATCH, PX, SENTENCES, TEXT, TOWER, close, unit
 
 CHANNEL_MEAN, CHANNEL_STD = (0.48, 0.45, 0.40), (0.27, 0.26, 0.28)
 VISION = {**TOWER, "image_size": PX, "patch_size": PATCH}
 RESNET = {"image": {"depths": [1], "widths": [8], "input_px": PX}}
-TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
 
 
 def saved(folder: Path, model: Any, tokenizer: Any) -> Path:
@@ -52,8 +44,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, A
         "dinov2": hf.Dinov2Model(hf.Dinov2Config(**VISION)),
         "dinov3": hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**VISION, num_register_tokens=2)),
         "vit": hf.ViTModel(hf.ViTConfig(**VISION)),
-        "clip": pair("clip"),
-        "siglip": pair("siglip"),
+        "clip": public.pair("clip"),
+        "siglip": public.pair("siglip"),
         "roberta": hf.RobertaModel(hf.RobertaConfig(**TEXT)),
         # A window of two words on each side, so that layers with and without one differ.
         "modernbert": hf.ModernBertForMaskedLM(
@@ -66,7 +58,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, A
     }
     for parameter in made["dinov2"].parameters():  # position embeddings start as zeros
         parameter.data.normal_(std=0.3)
-    tokenizer = words_tokenizer()
+    tokenizer = public.words_tokenizer()
     return {name: (saved(root / name, model, tokenizer), model) for name, model in made.items()}
 
 
@@ -108,14 +100,6 @@ def images(px: int = PX) -> tuple[torch.Tensor, torch.Tensor]:
 def tokens(begun: Start) -> tuple[torch.Tensor, torch.Tensor]:
     made = begun.tokenizer(SENTENCES, padding=True, return_tensors="pt")
     return made["input_ids"], made["attention_mask"]
-
-
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, **TOLERANCE)
-
-
-def unit(vectors: torch.Tensor) -> torch.Tensor:
-    return functional.normalize(vectors, dim=-1)
 
 
 def cells(states: torch.Tensor, side: int) -> torch.Tensor:
