@@ -189,11 +189,8 @@ def test_an_old_artifact_that_a_kill_left_is_not_read_in_place_of_the_new(tmp_pa
 
 
 def test_second_writer_is_refused(tmp_path: Path) -> None:
-    with (
-        begin(tmp_path / "thing"),
-        pytest.raises(ArtifactError, match="another process"),
-        begin(tmp_path / "thing"),
-    ):
+    refused = pytest.raises(ArtifactError, match="another process")
+    with begin(tmp_path / "thing"), refused, begin(tmp_path / "thing"):
         pass
 
 

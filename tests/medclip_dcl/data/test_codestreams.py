@@ -31,10 +31,8 @@ def test_a_size_of_too_few_bytes_and_headers_that_lead_a_decoder_astray_are_refu
     stream = bytes(imagecodecs.ljpeg_encode(IMAGE, bitspersample=12))
     at = stream.index(b"\xff\xc3") + 2
     longer = stream[:at] + (0x200B).to_bytes(2, "big") + stream[at + 2 :]
-    for astray, fault in (
-        (stream.replace(b"\xff\xc4", b"\xff\xe4"), "Huffman"),
-        (longer, "length"),
-    ):
+    no_tables = stream.replace(b"\xff\xc4", b"\xff\xe4")
+    for astray, fault in ((no_tables, "Huffman"), (longer, "length")):
         with pytest.raises(ImageError, match=fault):
             read_jpeg(astray)
 

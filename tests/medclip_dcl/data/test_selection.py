@@ -24,8 +24,6 @@ from medclip_dcl.data.source_settings import SourceConfig
 from tests.support.records import CLEAR, image, studies
 
 CONFIG = SourceConfig(max_reject_share=1.0)
-
-
 NO_BOXES = BoxTable([], set(), 0)
 HEAD = b"\n FINDINGS: "
 

@@ -26,8 +26,6 @@ from tests.support.hub import COMMIT, DatasetHub, running_dataset_hub
 
 SPLITS = {"train": [0, 1, 2], "validation": [3], "test": [4, 0]}  # patient 0 is in two splits
 COLUMNS = {"image": "image", "subject_id": "who", "report": "text", "labels": {"Edema": "label"}}
-
-
 ANONYMOUS = COLUMNS | {"subject_id": ""}
 FEATURES = {
     "image": datasets.Image(),
