@@ -98,28 +98,24 @@ class Head:
 
     def answer(self, features: Float[np.ndarray, "images features"]) -> list[HeadAnswer]:
         """Answer for every image; CheckpointError where the features are of another width."""
-        card = self.card
-        margins = self.margins(features)
-        curve, note = card.calibration.curve, card.calibration.reason
+        card, margins = self.card, self.margins(features)
+        curve, is_refused = card.calibration.curve, card.calibration.is_refused
+        threshold = float(_logistic(np.array(card.threshold)))
         probabilities = [None] * len(margins)
         if curve is not None:
             probabilities = curve.probabilities(margins).tolist()
-        present: list[bool | None] = (margins >= card.threshold).tolist()
-        if card.calibration.is_refused:
-            present = [None] * len(margins)
-        threshold = float(_logistic(np.array(card.threshold)))
         return [
             HeadAnswer(
                 name=card.name,
                 kind=card.kind,
                 score=score,
                 threshold=threshold,
-                decision=decided,
+                decision=None if is_refused else margin >= card.threshold,
                 probability=probability,
-                probability_note=note,
+                probability_note=card.calibration.reason,
             )
-            for score, decided, probability in zip(
-                _logistic(margins).tolist(), present, probabilities, strict=True
+            for score, margin, probability in zip(
+                _logistic(margins).tolist(), margins.tolist(), probabilities, strict=True
             )
         ]
 

@@ -58,12 +58,13 @@ def test_a_model_that_may_not_be_read_is_served_once_it_may() -> None:
         serving.close()
 
 
-def test_a_refused_swap_after_one_that_was_served_ends_no_worker_in_use(tmp_path: Path) -> None:
-    def publish_limited(max_bytes: int) -> None:
-        images = {"size_px": 64, "max_bytes": max_bytes}
-        model = {"work": "unused", "model": tiny_model_config().model_dump(), "images": images}
-        publish(tmp_path / "model", seed=max_bytes, config=Config.model_validate(model))
+def publish_limited(folder: Path, max_bytes: int, **limits: float) -> None:
+    images = {"size_px": 64, "max_bytes": max_bytes, **limits}
+    tree = {"work": "unused", "model": tiny_model_config().model_dump(), "images": images}
+    publish(folder, seed=max_bytes % 2**31, config=Config.model_validate(tree))
 
+
+def test_a_refused_swap_after_one_that_was_served_ends_no_worker_in_use(tmp_path: Path) -> None:
     async def swap_twice() -> None:
         plain = {"model": str(tmp_path / "model"), "device": "cpu", "decode_workers": 1}
         serving = ModelManager(ServeSettings(**plain, engine="torch"), Metrics())
@@ -71,7 +72,7 @@ def test_a_refused_swap_after_one_that_was_served_ends_no_worker_in_use(tmp_path
         later: list[Callable[[], None]] = []
         loop = asyncio.get_running_loop()
         loop.call_later = lambda _s, call, *given: later.append(partial(call, *given))
-        publish_limited(2_000_000)
+        publish_limited(tmp_path / "model", max_bytes=2_000_000)
         await serving.reload_if_changed()
         served = serving.current.decoder
         assert served is serving._start_decoder(served._settings)
@@ -83,14 +84,12 @@ def test_a_refused_swap_after_one_that_was_served_ends_no_worker_in_use(tmp_path
         assert len(serving._decoders) == 2
         serving.close()
 
-    publish_limited(1_000_000)
+    publish_limited(tmp_path / "model", max_bytes=1_000_000)
     asyncio.run(swap_twice())
 
 
 def test_a_package_lowers_the_limits_of_decoding_and_never_raises_them(tmp_path: Path) -> None:
-    images = {"size_px": 64, "max_bytes": 2**60, "deadline_s": 1e9, "memory_mb": 100}
-    tree = {"work": "unused", "model": tiny_model_config().model_dump(), "images": images}
-    publish(tmp_path / "model", config=Config.model_validate(tree))
+    publish_limited(tmp_path / "model", max_bytes=2**60, deadline_s=1e9, memory_mb=100)
     serving = load(tmp_path / "model", device="cpu")
     held = serving.current.decoder._settings
     assert (held.max_bytes, held.deadline_s, held.memory_mb) == (64 * 2**20, 8, 100)
