@@ -10,16 +10,10 @@ import pytest
 from medclip_dcl.client import Client, main, unreachable
 from medclip_dcl.core.errors import ConfigError, ServiceError
 from tests.support.hub import Handler, served
-from tests.support.stub_service import stub_answer
+from tests.support.stub_service import stub_service
 from tests.support.tls import HAS_OPENSSL, Certificates, make_certificates
 
 needs_openssl = pytest.mark.skipif(not HAS_OPENSSL, reason="not installed: openssl")
-
-
-class Service(Handler):
-    def do_POST(self) -> None:  # noqa: N802 (http.server's name)
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.answer(200, stub_answer())
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +23,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module")
 def service(certificates: Certificates) -> Iterator[str]:
-    with served(Service, certificates.server_context()) as url:
-        yield url
+    with stub_service(tls=certificates.server_context()) as stub:
+        yield stub.url
 
 
 @pytest.fixture(autouse=True)

@@ -44,10 +44,13 @@ def test_a_linear_head_is_a_balanced_logistic_regression() -> None:
 
 def test_heads_come_back_from_plain_files_and_answer_with_the_model(tmp_path: Path) -> None:
     model = load(publish(tmp_path / "model").path, "cpu")
-    width = model.config.model.similarity.dim
+    regions = model.embed_images(random_images(3, 64))
+    means = regions.numpy().mean(axis=(1, 2))
+    width = means.shape[1]
     weight = np.arange(width, dtype=float)
+    bias = -(means @ weight).mean(keepdims=True)  # so that some margins are above 0
     heads = [
-        Head(head_card("tuberculosis"), {"weight": weight, "bias": np.array([0.5])}),
+        Head(head_card("tuberculosis"), {"weight": weight, "bias": bias}),
         Head(head_card("device", is_refused=True), {"weight": np.ones(width), "bias": np.ones(1)}),
     ]
     write_heads(model.folder, heads)
@@ -55,8 +58,7 @@ def test_heads_come_back_from_plain_files_and_answer_with_the_model(tmp_path: Pa
     assert [head.card for head in model.heads] == [head.card for head in heads]
     names = {f"{row}.{name}" for row in (0, 1) for name in ("weight", "bias")}
     assert set(load_file(model.folder / HEAD_ARRAYS_FILE)) == names
-    regions = model.embed_images(random_images(3, 64))
-    margin = regions.numpy().mean(axis=(1, 2)) @ weight + 0.5
+    margin = means @ weight + bias
     for (linear, refused), expected in zip(model.answer_heads(regions), margin, strict=True):
         assert linear.score == pytest.approx(1 / (1 + np.exp(-expected)), rel=1e-4)
         assert linear.decision is bool(expected >= 0)
