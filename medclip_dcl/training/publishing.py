@@ -103,8 +103,7 @@ def _fit_offsets(
         split, image_ids = "train", list(corpus.image_ids)
     image_ids = [image_ids[index] for index in spread_rows(len(image_ids), _BANK_IMAGES)]
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    predictor = build_predictor(draft, device)
+    predictor = build_predictor(draft, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     # Activations of the whole bank would not fit: it is encoded pass by pass.
     parts = np.array_split(np.array(image_ids), math.ceil(len(image_ids) / _IMAGES_PER_PASS))
     pixels = (

@@ -164,8 +164,3 @@ class ObjectiveConfig(Section):
         if self.kind == "multipositive" and self.negatives != "all":
             raise ValueError("multipositive takes no weights on negatives; set negatives to all")
         return self
-
-    @property
-    def compares_texts(self) -> bool:
-        """Whether negatives are weighed by how alike the texts are."""
-        return self.negatives.endswith("_similar")

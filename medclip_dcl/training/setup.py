@@ -98,7 +98,7 @@ def set_up(
     encoder = _build_encoder(config, start, accelerator, say)
     prepared = PreparedImages(inputs.prepared)
     splits = _read_corpus(config, inputs, start, prepared, say)
-    if config.objective.compares_texts:
+    if config.objective.negatives.endswith("_similar"):  # weighed by how alike texts are
         tokens = {name: (split.corpus, split.tokens) for name, split in splits.items()}
         for name, vectors in text_vectors(encoder.text, tokens, accelerator.device).items():
             splits[name].supervision.of_texts["text_vectors"] = vectors
