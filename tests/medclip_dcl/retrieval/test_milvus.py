@@ -24,15 +24,10 @@ FILTERS = (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def index(tmp_path_factory: pytest.TempPathFactory) -> RetrievalIndex:
     path = tmp_path_factory.mktemp("store") / "index"
     build(path, IndexConfig(shard_rows=20, candidates=12))
-    return path
-
-
-@pytest.fixture(scope="module")
-def index(folder: Path) -> RetrievalIndex:
-    return RetrievalIndex.open(folder, MODEL_DIGEST)
+    return RetrievalIndex.open(path, MODEL_DIGEST)
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +37,11 @@ def retrieval(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RetrievalCon
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path, index: RetrievalIndex, retrieval: RetrievalConfig) -> RetrievalIndex:
+def engine(index: RetrievalIndex, retrieval: RetrievalConfig) -> RetrievalIndex:
     with pytest.raises(EngineError, match="rerun build_index"):
-        RetrievalIndex.open(folder, MODEL_DIGEST, retrieval)
+        RetrievalIndex.open(index.artifact.path, MODEL_DIGEST, retrieval)
     fill_collections(retrieval, index.artifact.fingerprint, index.layout.searched())
-    return RetrievalIndex.open(folder, MODEL_DIGEST, retrieval)
+    return RetrievalIndex.open(index.artifact.path, MODEL_DIGEST, retrieval)
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=range(len(FILTERS)))

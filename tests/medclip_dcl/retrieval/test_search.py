@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,15 +16,10 @@ from tests.support.embeddings import N_IMAGES as IMAGES
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def index(tmp_path_factory: pytest.TempPathFactory) -> RetrievalIndex:
     path = tmp_path_factory.mktemp("store") / "index"
     build(path, IndexConfig(shard_rows=20, candidates=IMAGES))
-    return path
-
-
-@pytest.fixture(scope="module")
-def index(folder: Path) -> RetrievalIndex:
-    return RetrievalIndex.open(folder, MODEL_DIGEST)
+    return RetrievalIndex.open(path, MODEL_DIGEST)
 
 
 def sentence(text: str) -> torch.Tensor:
@@ -91,9 +85,9 @@ def test_equal_scores_are_ordered_by_id(index: RetrievalIndex) -> None:
     assert [hit.id for hit in hits] == [f"image-{number:03d}" for number in range(5)]
 
 
-def test_an_index_of_another_model_is_refused(folder):
+def test_an_index_of_another_model_is_refused(index):
     with pytest.raises(ArtifactStale, match=f"{MODEL_DIGEST}, the model here is {'f' * 64}"):
-        RetrievalIndex.open(folder, "f" * 64)
+        RetrievalIndex.open(index.artifact.path, "f" * 64)
 
 
 @pytest.mark.parametrize(
