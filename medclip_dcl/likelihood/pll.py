@@ -22,11 +22,10 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_MASKED_LM_MAPPING,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 
 from medclip_dcl.core.errors import ScoreError
@@ -262,13 +261,12 @@ def _hidden(
 
 def _refuse_decoders(model: PreTrainedModel) -> None:
     # A decoder predicts the next piece, from those before it: its logits would be read as others.
-    config, kind = model.config, type(model)
+    config, kind = model.config, type(model).__name__
     is_decoder = bool(getattr(config, "is_decoder", False) or config.is_encoder_decoder)
-    masked, causal = (
-        set[object](mapping.values())
-        for mapping in (MODEL_FOR_MASKED_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING)
-    )
-    if is_decoder or kind in causal - masked:
+    # By name: the mappings of classes import every family of models, which takes seconds.
+    causal = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}
+    causal -= {*MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()}
+    if is_decoder or kind in causal:
         raise ScoreError(
             f"the model ({config.model_type}) is a decoder, and a pseudo-log-likelihood is that of "
             "a masked language model; give one that reads both sides, such as BERT"
