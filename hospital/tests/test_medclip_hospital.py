@@ -10,6 +10,7 @@ import pytest
 
 from hospital.tests.support.answers import radiograph
 from tests.house import test_package as package
+from tests.house.tree import copy_files
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "docker/hospital/gateway.lock"
@@ -92,11 +93,10 @@ with Decoder(ImagesConfig(), 1) as decoder:
 
 def test_its_wheel_and_the_library_s_run_without_torch(tmp_path: Path) -> None:
     """Beside them are the packages of the lock that the image is made of, and nothing else."""
-    source = package.tracked_copy(tmp_path / "source")
-    _, library = package.build(source, tmp_path / "library")
-    _, wheel = package.build(source / "hospital", tmp_path / "hospital")
-    binaries = package.environment_with(library, tmp_path / "venv", [])
-    package.install(wheel, binaries)
+    source = copy_files(tmp_path / "source", without=("tests", "benchmarks"))
+    places = (source, source / "hospital")
+    wheels = [package.made("build_wheel", place, tmp_path / "dist") for place in places]
+    binaries = package.environment_with(tmp_path / "venv", [], *wheels)
     locked = set(re.findall(r"^([\w.-]+)==", LOCK.read_text(), re.MULTILINE))
     owners = packages_distributions().items()
     package.borrow(

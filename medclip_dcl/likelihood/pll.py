@@ -261,12 +261,12 @@ def _hidden(
 
 def _refuse_decoders(model: PreTrainedModel) -> None:
     # A decoder predicts the next piece, from those before it: its logits would be read as others.
-    config, kind = model.config, type(model).__name__
+    config = model.config
     is_decoder = bool(getattr(config, "is_decoder", False) or config.is_encoder_decoder)
     # By name: the mappings of classes import every family of models, which takes seconds.
     causal = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}
     causal -= {*MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()}
-    if is_decoder or kind in causal:
+    if is_decoder or type(model).__name__ in causal:
         raise ScoreError(
             f"the model ({config.model_type}) is a decoder, and a pseudo-log-likelihood is that of "
             "a masked language model; give one that reads both sides, such as BERT"

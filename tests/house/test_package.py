@@ -71,14 +71,16 @@ def made(what: str, source: Path, output: Path) -> Path:
     return output / printed.split()[-1]
 
 
-def environment_with(wheel: Path, folder: Path, packages: Sequence[str]) -> Path:
-    """Make a fresh environment with a wheel and with packages of the one that runs the tests."""
+def environment_with(folder: Path, packages: Sequence[str], *wheels: Path) -> Path:
+    """Make a fresh environment with wheels and with packages of the one that runs the tests."""
     venv.create(folder, with_pip=False, symlinks=True)
     (site,) = (folder / "lib").glob("python3*/site-packages")
     lines = "\n".join(packages)
     (site / "borrowed.pth").write_text(f"{lines}\n")
     pip = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "install"]
-    run([*pip, "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", wheel], folder)
+    run(
+        [*pip, "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", *wheels], folder
+    )
     return folder / "bin"
 
 
@@ -96,7 +98,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def binaries(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = sysconfig.get_paths()["purelib"]
-    return environment_with(wheel, tmp_path_factory.mktemp("environment") / "venv", [site])
+    return environment_with(tmp_path_factory.mktemp("environment") / "venv", [site], wheel)
 
 
 def run(command: Sequence[object], folder: Path) -> str:
@@ -150,7 +152,7 @@ def borrow(names: Sequence[str], binaries: Path) -> None:
 
 
 def test_the_light_install_runs_the_page_of_the_losses(wheel, tmp_path):
-    binaries = environment_with(wheel, tmp_path / "venv", [])
+    binaries = environment_with(tmp_path / "venv", [], wheel)
     borrow(OF_THE_BASE, binaries)
     page = (ROOT / "medclip_dcl/losses/README.md").read_text("utf-8")
     examples = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
@@ -171,7 +173,7 @@ BORROWED = (
 def test_the_client_alone_asks_a_service_without_torch(tmp_path: Path) -> None:
     source = copy_files(tmp_path / "source", without=("tests", "benchmarks"))
     wheel = made("build_wheel", source / "client", tmp_path / "dist")
-    binaries = environment_with(wheel, tmp_path / "venv", [])
+    binaries = environment_with(tmp_path / "venv", [], wheel)
     borrow(BORROWED, binaries)
     heavy = "import importlib.util as u; print([n for n in ('torch', 'numpy') if u.find_spec(n)])"
     assert run([binaries / "python", "-c", heavy], tmp_path).strip() == "[]"
