@@ -162,10 +162,11 @@ def _run_everything(commands: Commands) -> dict[str, float]:
     )
     run, out = commands.run, commands.out
     work = out / "work"
-    roots = (f"work={work}", f"source.root={base / 'studies'}")
+    # So many patients that a label has images of both classes for the heads.
+    roots = (f"work={work}", f"source.root={base / 'studies'}", "generate.patients=150")
 
     def options(*settings: str, config_file: str = CONFIG) -> list[str]:
-        words = (*roots, *TINY_DEMO, *settings) if config_file == CONFIG else settings
+        words = (*TINY_DEMO, *roots, *settings) if config_file == CONFIG else settings
         return ["--config", config_file, *as_options(words)]
 
     def refused(name: str, log: str, *settings: str, config_file: str = CONFIG) -> None:
