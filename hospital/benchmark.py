@@ -46,10 +46,10 @@ from benchmarks.reliability.kills import arm as arm_disk
 from benchmarks.reliability.kills import failing_disk
 from hospital.tests.support import orthanc
 from hospital.tests.support.orthanc import Orthanc, radiograph, send, wait_until
+from medclip_dcl.core.errors import ServiceError
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.schemas import ClassifyAnswer
-from medclip_hospital.gateway.destinations import SendError
 from medclip_hospital.gateway.journal import WAITING, Journal
 from medclip_hospital.gateway.launcher import started
 from medclip_hospital.gateway.monitoring import silence_libraries
@@ -414,7 +414,7 @@ def canaries(base: Path) -> dict[str, float]:
         def send(self, objects: Mapping[str, Path]) -> Sequence[str]:
             stored.extend(path.read_bytes() for path in objects.values())
             if len(stored) == len(objects):
-                raise SendError("unreachable")  # once
+                raise ServiceError("unreachable", "the PACS is gone")  # once
             return list(objects)
 
     silence_libraries()
