@@ -14,7 +14,7 @@ and images: for both directions it is called once with texts and once with image
 image anchor takes the eta of its paired sentence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -124,24 +124,43 @@ def multi_positive(inputs: ObjectiveInputs) -> ObjectiveOutput:
 # --- Weights on negatives: `objective.negatives`
 
 
-def negative_weights(inputs: ObjectiveInputs) -> Tensor | None:
-    """Weigh the negatives of one direction by `objective.negatives`; None: all count alike."""
-    settings, positive = inputs.settings, inputs.positive
-    if settings.negatives == "all":
-        return None
-    if settings.negatives == "remove_labels":
-        overlap = needed(inputs.label_overlap, "label_overlap")
-        return negatives.remove_by_labels(overlap, positive)
+def remove_labels(inputs: ObjectiveInputs) -> Tensor:
+    """Drop negatives that have a finding in common with the anchor."""
+    overlap = needed(inputs.label_overlap, "label_overlap")
+    return negatives.remove_by_labels(overlap, inputs.positive)
+
+
+def remove_similar(inputs: ObjectiveInputs) -> Tensor:
+    """Drop negatives whose text is nearer than the threshold."""
     similarity = needed(inputs.text_similarity, "text_similarity")
-    if settings.negatives == "remove_similar":
-        return negatives.remove_by_similarity(similarity, positive, inputs.threshold)
-    if settings.negatives == "reweight_similar":
-        return negatives.reweight_by_similarity(similarity, positive, settings.beta)
+    return negatives.remove_by_similarity(similarity, inputs.positive, inputs.threshold)
+
+
+def reweight_similar(inputs: ObjectiveInputs) -> Tensor:
+    """Weigh negatives less, the nearer their text."""
+    similarity = needed(inputs.text_similarity, "text_similarity")
+    return negatives.reweight_by_similarity(similarity, inputs.positive, inputs.settings.beta)
+
+
+def resample_similar(inputs: ObjectiveInputs) -> Tensor:
+    """Draw negatives anew, the less often the nearer their text."""
+    similarity, settings = needed(inputs.text_similarity, "text_similarity"), inputs.settings
     if inputs.generator is None:
         raise ObjectiveError("resample_similar draws at random; hand it a generator")
+    share = 1 - settings.remove_share
     return negatives.resample_by_similarity(
-        similarity, positive, settings.beta, 1 - settings.remove_share, inputs.generator
+        similarity, inputs.positive, settings.beta, share, inputs.generator
     )
+
+
+NEGATIVES: dict[str, Callable[[ObjectiveInputs], Tensor | None]] = {
+    "all": lambda _: None,
+    "remove_labels": remove_labels,
+    "remove_similar": remove_similar,
+    "reweight_similar": reweight_similar,
+    "resample_similar": resample_similar,
+}
+"""Weights on the negatives of one direction, by `objective.negatives`; None: all count alike."""
 
 
 # --- One direction
@@ -154,7 +173,7 @@ def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> Object
         ObjectiveError: an input that the settings need is None, or shapes do not fit.
     """
     inputs = replace(inputs, settings=settings)
-    inputs = replace(inputs, weights=negative_weights(inputs))
+    inputs = replace(inputs, weights=NEGATIVES[settings.negatives](inputs))
     output = LOSSES[settings.kind](inputs)
     if isinstance(output, Tensor):  # of a plugin
         output = ObjectiveOutput(output, info_nce(inputs).gauges)

@@ -47,7 +47,7 @@ def test_rows_of_a_sentence_are_united_and_reports_may_stand_in_one_table_with_s
     found = read(
         tmp_path, "study_id,text,finding,state", ",Scar.,Scar,1", "s1,,Scar,1", "s1,,Nodule,-1"
     )
-    assert found.sentences is not None
+    assert found.sentences == {text_key("Scar."): says({"Scar": ""})}
     assert found.reports == {"s1": says({"Scar": ""}, uncertain="Nodule")}
 
 
