@@ -335,6 +335,8 @@ def square_of(
     if fit is not None:
         return _fitted(_level_of_shade(levels, fit)[table][words], size_px, fit)
     fine = (_equalized(words, table) if equalize else _straight())[table]
+    if words.shape == (size_px, size_px):  # at the scale 1 a pixel is made of itself alone
+        return np.take(np.rint(fine * 2.0**-_FINE_BITS).astype(np.uint8), words)
     if words.dtype == np.uint8 and np.array_equal(fine, np.arange(256) << _FINE_BITS):
         return resample(words.view(np.uint8), size_px)  # what most JPEG images come to
     return resample(_look_up(fine, words), size_px)

@@ -27,6 +27,11 @@ def test_the_whole_image_is_stretched_onto_the_square_and_fine_stripes_become_gr
     assert square(image(pixels), 2, False).tolist() == [[0, 255], [128, 1]]
 
 
+def test_a_picture_of_its_own_size_is_what_the_filter_makes_of_it():
+    shades = np.arange(2**16, dtype=np.uint16).reshape(256, 256)
+    assert (square(image(shades), 256, False) == resample(grayscale._straight()[shades], 256)).all()
+
+
 def test_equalised_image_uses_all_shades_alike() -> None:
     pixels = np.linspace(0, 1, 256 * 256).reshape(256, 256) ** 2 * 65535
     flat = square(image(pixels), 256, True)
