@@ -135,8 +135,8 @@ def _code_and_detail(error: Exception) -> tuple[str, str]:
     if isinstance(error, EngineError):
         return "engine_unavailable", ""
     assert isinstance(error, HTTPException)
-    said = error.detail or ""
-    remedies = (text for first, text in _FORM_REMEDIES.items() if said.startswith(first))
+    line = error.detail or ""
+    remedies = (text for first, text in _FORM_REMEDIES.items() if line.startswith(first))
     return _CODE_OF_STATUS.get(error.status_code, "internal"), next(remedies, "")
 
 

@@ -92,8 +92,8 @@ async def classify(
     """Score findings on an image by their prompts; of several images each has its answer."""
     model = serving.predictor
     parsed = parse_findings(findings, model.findings)
-    asked = model.findings if parsed is None else parsed
-    question = _Question(model.answer_findings, (asked, explain))
+    chosen = model.findings if parsed is None else parsed
+    question = _Question(model.answer_findings, (chosen, explain))
 
     async def one(square: SquareImage) -> ClassifyAnswer:
         answer: ClassifyAnswer
@@ -385,8 +385,8 @@ async def retrieve(
     if image is None:
         (vector,) = await serving.batcher.ask(request, lambda: model.embed_sentences([text]))
     elif box:
-        asked = _Question(_box_vectors, (model, parse_box(box, image, model)))
-        vector = await serving.batcher.submit(request, model, image, asked)
+        question = _Question(_box_vectors, (model, parse_box(box, image, model)))
+        vector = await serving.batcher.submit(request, model, image, question)
     else:
         regions = await serving.batcher.submit(request, model, image, lambda own, _: own)
     query = Query(target, k, vector, regions, filters)

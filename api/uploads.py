@@ -102,15 +102,15 @@ async def whole_form(request: Request) -> None:
         return
     if kind not in _FORMS:
         raise ApiError("invalid_request", _NO_FORM)
-    known = {info.alias: info for info in body.field_info.annotation.model_fields.values()}
+    fields = {info.alias: info for info in body.field_info.annotation.model_fields.values()}
     form = (await request.form()).multi_items()
     sent = Counter(name for name, value in form if getattr(value, "size", value))
-    if any(info.is_required() and name not in sent for name, info in known.items()):
+    if any(info.is_required() and name not in sent for name, info in fields.items()):
         return  # whose refusal says more
-    if not known.keys() >= sent.keys():
-        raise ApiError("invalid_request", f"an unknown field; there are {', '.join(known)}")
+    if not fields.keys() >= sent.keys():
+        raise ApiError("invalid_request", f"an unknown field; there are {', '.join(fields)}")
     for name, times in sent.items():
-        if times > 1 and "list[" not in str(known[name].annotation):
+        if times > 1 and "list[" not in str(fields[name].annotation):
             raise ApiError("invalid_request", f"{name}: Once")
 
 

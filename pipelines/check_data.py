@@ -461,13 +461,13 @@ def _in_words(labels: ReportLabels | None) -> list[Row]:
     if labels is None:
         return []
     asserted = [" ".join([*sorted(sides), name]) for name, sides in sorted(labels.asserted.items())]
-    said = {
+    names_of = {
         "present": asserted,
         "absent": sorted(labels.negated),
         "uncertain": sorted(labels.uncertain),
         "normal": ["normal"] * labels.normal,
     }
-    return [{"name": name, "polarity": kind} for kind, names in said.items() for name in names]
+    return [{"name": name, "polarity": kind} for kind, names in names_of.items() for name in names]
 
 
 def count_labels(labels: pa.Table | None, studies: Collection[str], rows: Iterable[Row]) -> Row:

@@ -166,23 +166,23 @@ def _defined_term(name: str) -> str:
     return name
 
 
-def _put_numbers(found: Dataset, tags: Dataset) -> None:
+def _put_numbers(header: Dataset, tags: Dataset) -> None:
     for name in ("Rows", "Columns", "BitsAllocated", "BitsStored", "PixelRepresentation"):
         value = whole_number(tags, name, None)
         if value is not None:
-            setattr(found, name, value)
+            setattr(header, name, value)
     for name in ("PixelSpacing", "ImagerPixelSpacing"):
         # A spacing of zero, as real images have it, makes viewers show them black.
         pair = _numbers(tags, name)
         if len(pair) == 2 and min(pair) > 0:
-            setattr(found, name, [_decimal(value) for value in pair])
+            setattr(header, name, [_decimal(value) for value in pair])
     # A viewer begins with the first window, so it is the one that matters.
     centre, width = _numbers(tags, "WindowCenter")[:1], _numbers(tags, "WindowWidth")[:1]
     if centre and width and width[0] >= 1:
-        found.WindowCenter, found.WindowWidth = _decimal(centre[0]), _decimal(width[0])
+        header.WindowCenter, header.WindowWidth = _decimal(centre[0]), _decimal(width[0])
     slope, intercept = _numbers(tags, "RescaleSlope"), _numbers(tags, "RescaleIntercept")
     if len(slope) == len(intercept) == 1 and slope[0] != 0:
-        found.RescaleSlope, found.RescaleIntercept = _decimal(slope[0]), _decimal(intercept[0])
+        header.RescaleSlope, header.RescaleIntercept = _decimal(slope[0]), _decimal(intercept[0])
 
 
 def _pixel_meaning(tags: Dataset, written: dict[str, bytes]) -> Dataset:
@@ -279,12 +279,12 @@ def _decimal(value: float) -> str:
     return next(text for digits in range(16, 0, -1) if len(text := f"{value:.{digits}g}") <= 16)
 
 
-def _put(found: Dataset, name: str, raw: bytes) -> None:
+def _put(header: Dataset, name: str, raw: bytes) -> None:
     # A raw element is written as it is: neither checked, nor decoded and encoded again.
     tag = Tag(name)
     raw = raw.rstrip(b"\0 ") if name.endswith("UID") else raw
     raw += (b"\0" if name.endswith("UID") else b" ") * (len(raw) % 2)
-    found[tag] = RawDataElement(tag, dictionary_VR(tag), len(raw), raw, 0, False, True)
+    header[tag] = RawDataElement(tag, dictionary_VR(tag), len(raw), raw, 0, False, True)
 
 
 def _table(old: Dataset) -> Dataset:

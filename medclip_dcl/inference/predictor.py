@@ -227,9 +227,9 @@ class Predictor:
         Raises:
             QueryError: a finding without a negative prompt has no level.
         """
-        asked = self._asked(findings)
-        levels = zero_shot.required_levels(findings, asked.levels)
-        return zero_shot.margins(self.model.score(regions, asked.prompts), findings, levels)
+        question = self._asked(findings)
+        levels = zero_shot.required_levels(findings, question.levels)
+        return zero_shot.margins(self.model.score(regions, question.prompts), findings, levels)
 
     def offsets_of(self, findings: Sequence[Finding]) -> list[float | None]:
         """Return the level of each finding's margin, above which it is decided to be present.

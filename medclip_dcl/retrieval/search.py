@@ -227,11 +227,11 @@ class RetrievalIndex:
             rows, scores = self._images_of(vector[None].float().cpu(), allowed, count)
         else:
             assert query.regions is not None
-            asked = query.regions.float().cpu().flatten(0, 1)[None]
-            (sketch,) = self.layout.sketch.of_images(asked, self.similarity)
+            cells = query.regions.float().cpu().flatten(0, 1)[None]
+            (sketch,) = self.layout.sketch.of_images(cells, self.similarity)
             rows = self.near["text_sketches"].rows(sketch, allowed, count)
             sentences = torch.from_numpy(self.vectors["texts"].gather(rows))
-            scores = image_sentence_scores(asked, sentences, self.similarity)[:, 0].numpy()
+            scores = image_sentence_scores(cells, sentences, self.similarity)[:, 0].numpy()
         hit = self._image_hit if of_images else self._text_hit
         best = np.argsort(-scores, kind="stable")[: query.k]
         return [hit(int(rows[index]), float(scores[index])) for index in best]

@@ -172,8 +172,8 @@ def _truth_tables(images: Sequence[GeneratedImage]) -> dict[str, bytes]:
         true = sum(count for shown, count in training.items() if meaning.holds(shown))
         return round(true / max(training.total(), 1), 6)
 
-    said = dict.fromkeys(each for image in images for each in image.study.statements)
-    eta = [{"text": each.text, "eta": share(each.meaning)} for each in said]
+    statements = dict.fromkeys(each for image in images for each in image.study.statements)
+    eta = [{"text": each.text, "eta": share(each.meaning)} for each in statements]
     return {TRUTH: _csv_bytes(shown), "truth/eta.csv": _csv_bytes(eta)}
 
 

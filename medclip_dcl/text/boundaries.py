@@ -77,7 +77,7 @@ def _carry_heads(lines: Sequence[str]) -> list[str]:
     """Say of each item what the head of its list says: "Absent:", or "Heart", then "- effusion"."""
     carried, head, part = [], "", ""
     for line in lines:
-        begun = _RE.list_head.fullmatch(line)
+        list_head = _RE.list_head.fullmatch(line)
         marks = _RE.marks.match(line)
         if head and not marks and names_parts_alone(line.strip(), findings=True):
             marks = re.match(r"\s*", line)  # an item without a bullet
@@ -91,11 +91,11 @@ def _carry_heads(lines: Sequence[str]) -> list[str]:
             line = f"{marks.group()}{part}: {stripped}"
         elif not marks:
             part = ""
-        if begun or (line.strip() and not marks):
-            head = begun.lastgroup or "" if begun else ""
+        if list_head or (line.strip() and not marks):
+            head = list_head.lastgroup or "" if list_head else ""
         if head in {"no", "possible"} and marks and not line.lower().startswith("no ", marks.end()):
             line = f"{marks.group()}{head} {line[marks.end() :]}"
-        carried.append("" if begun else line)
+        carried.append("" if list_head else line)
     return carried
 
 

@@ -88,14 +88,14 @@ def read_sections(text: str, study_id: str = "") -> Sections:
     if study_id in SPAN_OF:
         start, end = SPAN_OF[study_id]
         return Sections("", "", text[start:end].strip())
-    kept = [
+    filled = [
         (name, body)
         for name, body in _split(text)
         if name not in {"findings", "impression"} or body.strip()
     ]
-    sections = dict(kept)
+    sections = dict(filled)
     if not {"findings", "impression"} & sections.keys():
-        name, last = kept[-1]
+        name, last = filled[-1]
         head, blank_line, rest = last.partition(_BLANK_LINE)
         sections |= {name: head, "last_paragraph": rest} if blank_line else {}
     order = [HEADER_OF.get(study_id, ""), "findings", "impression", "last_paragraph", "comparison"]
@@ -137,11 +137,11 @@ def section_name(header: str) -> str:
 def _split(text: str) -> _Found:
     """Return name and text of what precedes the first header, and of every section, in order."""
     header = _HEADER.search(text)
-    found = [("preamble", text if header is None else text[: header.start(1)])]
+    sections = [("preamble", text if header is None else text[: header.start(1)])]
     while header is not None:
         line_end = text.find("\n", header.end())  # a header ends its line: none follows in it
         following = _HEADER.search(text, header.end() if line_end < 0 else line_end)
         end = len(text) if following is None else following.start()
-        found.append((section_name(header.group(1)), text[header.end() : end]))
+        sections.append((section_name(header.group(1)), text[header.end() : end]))
         header = following
-    return found
+    return sections

@@ -115,13 +115,13 @@ def _has(section: str, parts: Iterable[Part]) -> bool:
 
 
 def _parts(text: str) -> list[Part]:
-    found = [("", 0, 0)]  # name, and where heading and body begin
+    sections = [("", 0, 0)]  # name, and where heading and body begin
     for start, end, name in _headings(text):
-        found.append((name, start, end))
-    ends = [start for _, start, _ in found[1:]] + [len(text)]
+        sections.append((name, start, end))
+    ends = [start for _, start, _ in sections[1:]] + [len(text)]
     return [
         Part(name, text[start:body], text[body:end], _OF_IMAGE.get(name, ""))
-        for (name, start, body), end in zip(found, ends, strict=True)
+        for (name, start, body), end in zip(sections, ends, strict=True)
     ]
 
 
@@ -136,21 +136,21 @@ def _headings(text: str) -> Iterator[tuple[int, int, str]]:
     given: set[str] = set()
     previous = ""  # the line before
     for line in text.split("\n"):
-        found = [*_line_heading(line, previous, current)]
-        if not found and begins_list and _RE.bullet.match(line) and _speaks(line):
-            found = [(0, 0, "findings")]  # "INDICATION: fall" and, below it, the findings
-        found += _inner_headings(line, found[-1][1] if found else 0)
+        headings = [*_line_heading(line, previous, current)]
+        if not headings and begins_list and _RE.bullet.match(line) and _speaks(line):
+            headings = [(0, 0, "findings")]  # "INDICATION: fall" and, below it, the findings
+        headings += _inner_headings(line, headings[-1][1] if headings else 0)
         elsewhere = _is_elsewhere(line, elsewhere)
-        if not found and elsewhere != (current == ELSEWHERE):
-            found = [(0, 0, ELSEWHERE if elsewhere else "findings")]
-        for start, end, name in found:
+        if not headings and elsewhere != (current == ELSEWHERE):
+            headings = [(0, 0, ELSEWHERE if elsewhere else "findings")]
+        for start, end, name in headings:
             # an impression that is the first of all is about the chest as well
             is_common = name == "impression" and "impression" not in given
             current = name if is_common or not elsewhere else ELSEWHERE
             given.add(name)
             yield offset + start, offset + end, current
         begins_list = current not in _OF_IMAGE and bool(
-            found and line[found[-1][1] :].strip(" \t:") and not line.rstrip().endswith(":")
+            headings and line[headings[-1][1] :].strip(" \t:") and not line.rstrip().endswith(":")
         )
         previous = line
         offset += len(line) + 1
@@ -225,7 +225,7 @@ def _is_title(head: str) -> bool:
 
 def _inner_headings(line: str, begin: int) -> Iterator[tuple[int, int, str]]:
     """Find usual names behind a stop in a line."""
-    found: list[tuple[int, int, str]] = []
+    headings: list[tuple[int, int, str]] = []
     last = begin
     for match in _RE.separator.finditer(line, begin):
         shift = max(last, match.start() - 60)
@@ -239,10 +239,10 @@ def _inner_headings(line: str, begin: int) -> Iterator[tuple[int, int, str]]:
                 continue
             behind_stop = stop in ".?!;"
             if behind_stop or (match["mark"][0] in ":|" and name.lstrip("*_")[:1].isupper()):
-                found.append((start, match.end(), _USUAL[plain]))
+                headings.append((start, match.end(), _USUAL[plain]))
                 last = match.end()
                 break
-    return iter(found)
+    return iter(headings)
 
 
 def usual_name(heading: str, *, inside: bool = False) -> str:

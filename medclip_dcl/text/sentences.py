@@ -83,17 +83,17 @@ def distinct_sentences(artifact: Artifact) -> pa.Table:
     Raises StudyError where no report has a usable sentence.
     """
     columns = ["study_id", "split", "text", "text_key"]
-    found: list[pa.Table] = []
+    counted: list[pa.Table] = []
     waiting = rows = 0
     for part in read_in_parts(artifact.path, SENTENCES, columns, whole="study_id"):
-        found.append(_counted(part))
-        waiting += len(found[-1])
+        counted.append(_counted(part))
+        waiting += len(counted[-1])
         if waiting > 2 * rows:  # so that a row is united a few times, however many parts there are
-            found = [_united(found)]
-            waiting = rows = len(found[0])
-    if not found:
+            counted = [_united(counted)]
+            waiting = rows = len(counted[0])
+    if not counted:
         raise StudyError("no report has a usable sentence; correct source.columns, or the reports")
-    united = _united(found).sort_by("text_key")
+    united = _united(counted).sort_by("text_key")
     counts = {name: united[name].cast(pa.int32()) for name in ("count", "reports")}
     return pa.table({"text_key": united["text_key"], "text": united["text"], **counts})
 
@@ -107,15 +107,15 @@ def _counted(part: pa.Table) -> pa.Table:
         .aggregate([("text", "min"), ("count", "sum"), ("count", "max")])
     )
     names = {"text_min": "text", "count_sum": "count", "count_max": "reports"}
-    kept = by_study.select(["text_key", *names])
-    return _united([kept.rename_columns(["text_key", *names.values()])])
+    counts = by_study.select(["text_key", *names])
+    return _united([counts.rename_columns(["text_key", *names.values()])])
 
 
 def _united(parts: Sequence[pa.Table]) -> pa.Table:
     sums = [("text", "min"), ("count", "sum"), ("reports", "sum")]
     table = pa.concat_tables(parts).group_by("text_key").aggregate(sums)
-    kept = table.select(["text_key", *(f"{name}_{how}" for name, how in sums)])
-    return kept.rename_columns(["text_key", *(name for name, _ in sums)])
+    columns = table.select(["text_key", *(f"{name}_{how}" for name, how in sums)])
+    return columns.rename_columns(["text_key", *(name for name, _ in sums)])
 
 
 RULES = ("punctuation", "enumerator", "masked", "short")
@@ -152,19 +152,19 @@ def split_section(text: str) -> Split:
     # Who reads sentences needs no labeler, by whose phrases they are cut.
     from medclip_dcl.text.boundaries import cut_sentences, without_number
 
-    found = cut_sentences(text[:LONGEST_SECTION])
-    kept, dropped, cut = [], dict.fromkeys(RULES, 0), 0
-    for index, sentence in enumerate(found):
+    sentences = cut_sentences(text[:LONGEST_SECTION])
+    usable, dropped, cut = [], dict.fromkeys(RULES, 0), 0
+    for index, sentence in enumerate(sentences):
         stated = normalise_text(without_number(sentence))
         rule = broken_rule(sentence)
         if rule:
             dropped[rule] += 1
             continue
         cut += len(stated) > LONGEST_SENTENCE
-        kept.append((index, normalise_text(stated[:LONGEST_SENTENCE])))
+        usable.append((index, normalise_text(stated[:LONGEST_SENTENCE])))
     return Split(
-        sentences=tuple(kept),
-        found=len(found),
+        sentences=tuple(usable),
+        found=len(sentences),
         dropped=dropped,
         truncated_sentences=cut,
         truncated_sections=int(len(text) > LONGEST_SECTION),

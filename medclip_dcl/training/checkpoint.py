@@ -123,10 +123,10 @@ class CheckpointStore:
             with suppress(OSError):
                 path.with_name(f".{path.name}.lock").unlink()
         older = [old for old in self._paths() if old.name < path.name]
-        kept = {path, self._path(pinned), *older[::-1][: keep - 1]}
+        newest = {path, self._path(pinned), *older[::-1][: keep - 1]}
         # A run that started from the beginning may find newer ones by name: these go first.
         for old in reversed(self._paths()):
-            if old not in kept:
+            if old not in newest:
                 self._remove(old)
         return path
 

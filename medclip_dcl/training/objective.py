@@ -97,8 +97,8 @@ def debiased(inputs: ObjectiveInputs) -> ObjectiveOutput:
     """Compute the paper's loss: same candidates join the positives, unclear ones leave."""
     weights, unclear = inputs.weights, inputs.unclear
     if unclear is not None:  # what is not known of neither pushes nor pulls
-        kept = torch.ones_like(inputs.s) if weights is None else weights
-        weights = kept.masked_fill(unclear, 0.0)
+        weights = torch.ones_like(inputs.s) if weights is None else weights
+        weights = weights.masked_fill(unclear, 0.0)
     terms = debiased_terms(
         *(inputs.s, inputs.positive, inputs.eta, inputs.gamma),
         weights=weights,

@@ -61,8 +61,8 @@ def package_model(
     columns = ["image_id", "subject_id", "split"]
     listed = read_table(inputs.manifest.path, IMAGES, columns).to_pylist()
     if len(corpus.subject_ids) > 1:  # one patient's images say nothing of another's
-        known = _input_range(setup.prepared, corpus, listed)
-        model_package.write_input_range(folder, known)
+        levels = _input_range(setup.prepared, corpus, listed)
+        model_package.write_input_range(folder, levels)
     draft = model_package.SavedModel(folder, "draft", packaged, card, None)
     model_package.write_offsets(folder, *_fit_offsets(draft, setup.prepared, corpus, listed))
     return {

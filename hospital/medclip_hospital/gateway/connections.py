@@ -144,21 +144,21 @@ class _Connection(AssociationSocket):
     """Yields what was read of a connection already, then PDUs of a bounded size within a time."""
 
     def __init__(
-        self, association: Association, connection: socket.socket, begun: bytearray
+        self, association: Association, connection: socket.socket, first_bytes: bytearray
     ) -> None:
         super().__init__(association, client_socket=connection)
-        self._begun = begun
+        self._first_bytes = first_bytes
 
     @property
     def ready(self) -> bool:
         """Whether there is something to read."""
-        return bool(self._begun) or super().ready
+        return bool(self._first_bytes) or super().ready
 
     def recv(self, nr_bytes: int) -> bytearray:
         """Read exactly so many bytes; OSError, which ends the association, where they are many."""
-        if self._begun:
-            begun, self._begun = self._begun[:nr_bytes], self._begun[nr_bytes:]
-            return begun
+        if self._first_bytes:
+            start, self._first_bytes = self._first_bytes[:nr_bytes], self._first_bytes[nr_bytes:]
+            return start
         # Of a message pynetdicom keeps the command, and data that are no image, in memory.
         message = self.assoc.dimse.message
         parts = (message.encoded_command_set, message.data_set) if message else ()

@@ -188,8 +188,8 @@ def find_values(data: bytes, at: int, tag: _Tag, form: Syntax) -> list[bytes]:
     """
     values = []
     try:
-        for found, _, start, length in walk_elements(data, at, form):
-            if found == tag:
+        for number, _, start, length in walk_elements(data, at, form):
+            if number == tag:
                 values.append(data[start : start + length])
     except ImageError as error:
         if error.code == "too_many_elements":

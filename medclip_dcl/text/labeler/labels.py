@@ -217,15 +217,15 @@ def write_claims(
     given = given or GivenClaims()
     keys = distinct["text_key"].combine_chunks()
     readings: list[Reading] = []  # each once: most sentences say what another says
-    said: list[ReportLabels]
+    claims: list[ReportLabels]
     if given.sentences is None:
         readings, reading_of = _read_all(distinct["text"])
-        said = [report_labels_of([reading]) for reading in readings]
+        claims = [report_labels_of([reading]) for reading in readings]
     else:
-        said = [SILENT, *given.sentences.values()]
+        claims = [SILENT, *given.sentences.values()]
         number = {key: code for code, key in enumerate(given.sentences, 1)}
         reading_of = np.array([number.get(key, 0) for key in keys.to_pylist()], np.int32)
-    speaks = np.array([bool(claim) for claim in said], dtype=bool)
+    speaks = np.array([bool(claim) for claim in claims], dtype=bool)
     # Whether a report in English has the sentence; of claims that are given nobody knows.
     in_english = np.full(len(keys), not readings)
     languages = Counter[str]()
@@ -240,7 +240,7 @@ def write_claims(
         if given.reports is not None:
             return given.reports.get(study, SILENT)
         if given.sentences is not None:
-            return unite(said[code] for code in codes)
+            return unite(claims[code] for code in codes)
         return report_labels_of(readings[code] for code in codes)
 
     with _Written(folder, REPORT_CLAIMS, "study_id") as reports:
@@ -257,7 +257,7 @@ def write_claims(
             codes = reading_of[start : start + _ROWS_AT_ONCE].tolist()
             some = keys[start : start + len(codes)].to_pylist()
             written.add_claims(
-                (key, said[code] if in_english[start + at] else SILENT)
+                (key, claims[code] if in_english[start + at] else SILENT)
                 for at, (key, code) in enumerate(zip(some, codes, strict=True))
             )
     findings = (*FINDINGS, *sorted((written.named | reports.named) - set(FINDINGS)))
@@ -303,7 +303,7 @@ class _Written(TableWriter):
 
 def _read_all(texts: pa.ChunkedArray) -> tuple[list[Reading], npt.NDArray[np.int32]]:
     """Read texts: the different readings, and the number of each text's."""
-    known: dict[Any, int] = {}
+    number_of: dict[Any, int] = {}
     readings: list[Reading] = []
     numbers = array("i")
     for batch in pa.table({"text": texts}).to_batches(_ROWS_AT_ONCE):
@@ -311,7 +311,7 @@ def _read_all(texts: pa.ChunkedArray) -> tuple[list[Reading], npt.NDArray[np.int
             reading = read_report(text)
             content = frozenset((m.concept, m.polarity, m.sides) for m in reading.mentions)
             content_key = (reading.normal, prevailing(reading.languages), content)
-            number = known.setdefault(content_key, len(readings))
+            number = number_of.setdefault(content_key, len(readings))
             if number == len(readings):
                 readings.append(reading)
             numbers.append(number)
@@ -400,8 +400,8 @@ def join_sides(asserted: Mapping[str, Set[str]]) -> list[str]:
 
 def split_sides(entries: Iterable[str]) -> dict[str, frozenset[str]]:
     """Read finding -> sides back from the entries that `join_sides` wrote."""
-    found: dict[str, frozenset[str]] = {}
+    sides_of: dict[str, frozenset[str]] = {}
     for entry in entries:
         name, _, side = entry.partition("|")
-        found[name] = found.get(name, frozenset()) | ({side} if side else frozenset())
-    return found
+        sides_of[name] = sides_of.get(name, frozenset()) | ({side} if side else frozenset())
+    return sides_of

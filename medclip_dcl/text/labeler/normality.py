@@ -52,8 +52,9 @@ def read_regions(
 
 
 def _enlarged(names: set[str], polarity: Polarity) -> Iterator[Mention]:
-    known = [ASSERTED_WHERE_LARGE[name] for name in sorted(names) if name in ASSERTED_WHERE_LARGE]
-    for concept in known or ["Other"]:
+    large = sorted(names & ASSERTED_WHERE_LARGE.keys())
+    concepts = [ASSERTED_WHERE_LARGE[name] for name in large]
+    for concept in concepts or ["Other"]:
         yield Mention(concept, polarity)
 
 

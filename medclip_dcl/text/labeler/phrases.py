@@ -80,9 +80,9 @@ class _Spelling:
         word = word.partition("'")[0]  # "effus'n"
         word = self._whole.get(word, word)
         for short in _shortened(word) if len(word) >= _FORGIVEN_LENGTH - 1 else ():
-            known = self._shortened.get(short)
-            if known is not None and known[0] == word[0] and _one_slip(word, known):
-                return known
+            candidate = self._shortened.get(short)
+            if candidate is not None and candidate[0] == word[0] and _one_slip(word, candidate):
+                return candidate
         return word
 
 
@@ -90,12 +90,12 @@ def _shortened(word: str) -> list[str]:
     return [word, *(word[:i] + word[i + 1 :] for i in range(1, len(word)))]
 
 
-def _one_slip(word: str, known: str) -> bool:
+def _one_slip(word: str, right: str) -> bool:
     """Whether one letter was changed, left out or added, or two neighbours swapped."""
-    first = next((i for i, (a, b) in enumerate(zip(word, known, strict=False)) if a != b), None)
+    first = next((i for i, (a, b) in enumerate(zip(word, right, strict=False)) if a != b), None)
     if first is None:
-        return abs(len(word) - len(known)) <= 1
-    rest, goal = word[first:], known[first:]
+        return abs(len(word) - len(right)) <= 1
+    rest, goal = word[first:], right[first:]
     return (
         rest[1:] == goal[1:]
         or rest[1:] == goal
@@ -191,13 +191,13 @@ for _phrase, _fields in _TERMS.items():
 
 def find_marks(sentence: str) -> list[Mark]:
     """Find every phrase of the lexicon and of the cues, left to right, the longest first."""
-    known = [_SPELLING.correct(word) for word in words(sentence)]
+    spelled = [_SPELLING.correct(word) for word in words(sentence)]
     marks: list[Mark] = []
     start = 0
-    while start < len(known):
+    while start < len(spelled):
         node, end, longest = _TREE, start, start
-        while end < len(known) and known[end] in node:
-            node, end = node[known[end]], end + 1
+        while end < len(spelled) and spelled[end] in node:
+            node, end = node[spelled[end]], end + 1
             if None in node:
                 (cue, name, part), longest = node[None], end
         if longest > start:
