@@ -39,8 +39,7 @@ def client(service: "Service") -> "Iterator[httpx.Client]":
 def doubtful_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with heads and a range, whose first finding was refused."""
     from medclip_dcl.inference.predictor import load
-    from tests.support.heads import add_heads
-    from tests.support.published import publish, random_range, refuse
+    from tests.support.published import add_heads, publish, random_range, refuse
 
     folder = tmp_path_factory.mktemp("doubtful")
     model = refuse(publish(folder / "model", known=random_range()), "effusion", "no decision")

@@ -71,15 +71,15 @@ def test_every_kind_of_question_finds_ranked_hits(client, asked, target):
 
 def test_filters_and_excluded_patients_hold(client: httpx.Client) -> None:
     form = {"target": "image", "text": "x", "k": "100", "split": ["test", "train"], "view": "AP"}
-    hits = client.post("/retrieve", data={**form, "exclude_patient": "patient-0"}).json()["hits"]
+    hits = client.post("/retrieve", data={**form, "exclude_patient": "patient-000"}).json()["hits"]
     assert hits
     assert {hit["view"] for hit in hits} == {"AP"}
     assert {hit["split"] for hit in hits} == {"test", "train"}
-    assert "patient-0" not in {hit["subject_id"] for hit in hits}
+    assert "patient-000" not in {hit["subject_id"] for hit in hits}
 
 
 def test_thumbnail_is_served_and_others_are_not_found(client: httpx.Client) -> None:
-    answer = client.get("/images/image-03")
+    answer = client.get("/images/image-003")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "image/jpeg")
     assert answer.content.startswith(JPEG)
     for path in ("/images/image-99", "/images/..%2fartifact.json", "/static/..%2fapp.py"):
@@ -258,7 +258,7 @@ def test_routes_and_methods_that_are_none_say_so(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/health", "/ready", "/", "/model", "/metrics", "/static/viewer.js", "/images/image-03"],
+    ["/health", "/ready", "/", "/model", "/metrics", "/static/viewer.js", "/images/image-003"],
 )
 def test_head_is_answered_wherever_get_is(client: httpx.Client, path: str) -> None:
     got, asked = client.get(path), client.head(path)

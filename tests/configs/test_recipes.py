@@ -17,8 +17,8 @@ from pipelines.config import load_config
 from pipelines.plan import _image_start
 from pipelines.stages import stages_of
 from tests.support.jobs import made
-from tests.support.open_i import write_projections, write_xml_form
 from tests.support.processes import options
+from tests.support.public_sets import write_open_i_projections, write_open_i_xml
 
 ROOT = Path(__file__).parents[2]
 OTHER = {"serve.yaml"}
@@ -87,8 +87,8 @@ def test_the_recipe_of_mimic_cxr_is_the_paper_s() -> None:
 
 
 def test_the_recipe_of_open_i_reads_what_is_published(tmp_path, monkeypatch):
-    write_xml_form(tmp_path / "open_i")
-    write_projections(tmp_path / "open_i")
+    write_open_i_xml(tmp_path / "open_i")
+    write_open_i_projections(tmp_path / "open_i")
     monkeypatch.setenv("OPEN_I", str(tmp_path / "open_i"))
     settings = (f"work={tmp_path / 'work'}", "source.max_reject_share=1")
     words = ["--config", str(ROOT / "configs/train/open_i.yaml"), *options(settings)]

@@ -148,7 +148,7 @@ def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsy
         ("biovil", "make a package of the checkpoint: medclip adopt"),
         ("tests.support.nowhere:build", "cannot be imported"),
         ("tests.support.clip:nothing", "cannot be imported"),
-        ("tests.support.clip:PATCH_PX", "is not callable"),
+        ("tests.support.clip:MEAN", "is not callable"),
         ("tests.support.clip:broken", "has no embed_images"),
     ],
 )

@@ -32,10 +32,9 @@ from pipelines.publish import export_model
 from tests.support.canaries import found_in, spoil_settings
 from tests.support.corpus import write_config
 from tests.support.evaluated import write_evaluated
-from tests.support.heads import add_heads
 from tests.support.hub import COMMIT, TOKEN, Hub, running_hub
 from tests.support.jobs import made
-from tests.support.published import publish
+from tests.support.published import add_heads, publish
 from tests.support.tiny_models import tiny_model_config
 
 pytestmark = pytest.mark.filterwarnings("default")  # the hub's client warns of itself
@@ -87,7 +86,7 @@ def reach(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    with running_hub() as hub:
+    with running_hub(Hub()) as hub:
         reach(monkeypatch, hub.url, tmp_path / "cache")
         yield hub
 
@@ -122,7 +121,7 @@ def test_what_was_pushed_is_loaded_by_name_and_from_what_a_hub_makes_of_it(
 ) -> None:
     own = model_of(config_file).path
     copy = public_copy(config_file, own, tmp_path / "copy")
-    with running_hub() as hub:
+    with running_hub(Hub()) as hub:
         hub.files = {name: (copy.path / name).read_bytes() for name in (*copy.files, HEADER)}
         hub.files[".gitattributes"] = b"*.safetensors filter=lfs"
         reach(monkeypatch, hub.url, tmp_path / "cache")
@@ -184,7 +183,7 @@ def test_a_dry_run_lists_the_files_and_sends_nothing(config_file, hub, capsys):
 
 
 def test_a_hub_that_refuses_or_is_away_is_named(config_file, tmp_path, monkeypatch, capsys):
-    with running_hub() as hub:
+    with running_hub(Hub()) as hub:
         reach(monkeypatch, hub.url, tmp_path / "cache")
         monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
         assert push(config_file) == 1

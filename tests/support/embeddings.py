@@ -41,43 +41,62 @@ class HashedEncoder:
         return torch.stack([_vectors(text.encode(), 1, 1)[0, 0] for text in texts])
 
 
-class NumberedImages:
-    """Prepared images, the first of the manifest, whose pixels are drawn from their row number."""
+class PixelRows:
+    """Prepared images, the first of the manifest, held in memory."""
 
-    def __init__(self, count: int = N_IMAGES) -> None:
-        self.row_of = {f"image-{row:03d}": row for row in range(count)}
+    def __init__(self, images: npt.NDArray[np.uint8], size_px: tuple[int, int]) -> None:
+        self._images, self._size_px = images, size_px
+        self.row_of = {f"image-{row:03d}": row for row in range(len(images))}
 
     def pixels(self, row: int) -> npt.NDArray[np.uint8]:
-        generator = np.random.default_rng(row)
-        return generator.integers(0, 256, (SIZE_PX, SIZE_PX), dtype=np.uint8)
+        return self._images[row]
 
     def original_size(self, row: int) -> tuple[int, int]:
-        return 200 + row % 2, 100
+        return self._size_px
 
 
-def manifest_table() -> pa.Table:
-    """Images of which two share a study and four a patient."""
+NOISE = np.random.default_rng(0).integers(0, 256, (N_IMAGES, SIZE_PX, SIZE_PX), dtype=np.uint8)
+
+
+def noise_images(count: int = N_IMAGES) -> PixelRows:
+    return PixelRows(NOISE[:count], (200, 100))
+
+
+def study_ids(count: int) -> list[dict[str, str]]:
+    """Ids of studies of which two share a patient."""
+    splits = ("train", "validate", "test")
+    return [
+        {
+            "study_id": f"study-{study:03d}",
+            "subject_id": f"patient-{study // 2:03d}",
+            "split": splits[study // 2 % 3],
+        }
+        for study in range(count)
+    ]
+
+
+STUDIES = study_ids(N_STUDIES)
+
+
+def manifest_table(studies: Sequence[dict[str, str]] = STUDIES, images: int = N_IMAGES) -> pa.Table:
+    """As many images of each study."""
     rows = [
         {"image_id": f"image-{row:03d}", "view": ("PA", "AP")[row % 2], "path": f"{row}.dcm"}
-        | _ids(row // 2)
-        for row in range(N_IMAGES)
+        | studies[row * len(studies) // images]
+        for row in range(images)
     ]
     return pa.Table.from_pylist(rows, schema=IMAGES.schema)
 
 
-def sentence_table() -> pa.Table:
-    """Two sentences a study: one of its own and one of three that others say, too."""
-    said = [
-        sentence_rows(_ids(study), [f"Opacity {study}.", f"Shared {study % 3}."])
-        for study in range(N_STUDIES)
-    ]
-    return pa.Table.from_pylist(list(chain(*said)), schema=SENTENCES.schema)
+TEXTS = [[f"Opacity {study}.", f"Shared {study % 3}."] for study in range(N_STUDIES)]
+"""Of each study one sentence of its own and one that others say, too."""
 
 
-def _ids(study: int) -> dict[str, str]:
-    split = ("train", "validate", "test")[study // 2 % 3]
-    ids = {"study_id": f"study-{study:03d}", "subject_id": f"patient-{study // 2:03d}"}
-    return {**ids, "split": split}
+def sentence_table(
+    studies: Sequence[dict[str, str]] = STUDIES, texts: Sequence[Sequence[str]] = TEXTS
+) -> pa.Table:
+    rows = chain(*map(sentence_rows, studies, texts))
+    return pa.Table.from_pylist(list(rows), schema=SENTENCES.schema)
 
 
 def selection() -> IndexContent:
@@ -87,11 +106,11 @@ def selection() -> IndexContent:
         f"study-{study:03d}": [names[study % 3], *(["Pneumonia"] if study % 5 == 0 else [])]
         for study in range(1, N_STUDIES)
     }
-    return select_content(manifest_table(), sentence_table(), findings, NumberedImages())
+    return select_content(manifest_table(), sentence_table(), findings, noise_images())
 
 
 def build(path: Path, settings: IndexConfig) -> Artifact:
-    made = selection(), NumberedImages(), HashedEncoder(), SIMILARITY, MODEL_DIGEST
+    made = selection(), noise_images(), HashedEncoder(), SIMILARITY, MODEL_DIGEST
     return commit_index(path, *made, settings)
 
 

@@ -1,7 +1,6 @@
 """Folders of public checkpoints, written by their makers' classes with random weights."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,88 +98,77 @@ def write_pair(folder: Path, name: str, processor: Any, **changes: Any) -> Any:
     return model
 
 
-def _layers(
-    state: Mapping[str, Tensor], side: str, own: str, names: Mapping[str, str], fused: str
-) -> dict[str, Tensor]:
-    """Name the layers of a side otherwise, where queries, keys and values are one."""
+def _renamed(state: dict[str, Tensor], names: dict[str, str], fused: str) -> dict[str, Tensor]:
+    """Name weights otherwise; queries, keys and values of a layer become one, named `fused`."""
     named = {}
-    for layer in range(TOWER["num_hidden_layers"]):
-        theirs = f"{side}.encoder.layers.{layer}"
-        for part in ("weight", "bias"):
-            for name, other in names.items():
-                named[f"{own}.{layer}.{other}.{part}"] = state[f"{theirs}.{name}.{part}"]
-            three = [state[f"{theirs}.self_attn.{letter}_proj.{part}"] for letter in "qkv"]
-            named[f"{own}.{layer}.attn.{fused}{part}"] = torch.cat(three)
+    for key, value in state.items():
+        for theirs, own in names.items():
+            key = key.replace(theirs, own)
+        named[key] = value
+    for key in [key for key in named if "self_attn.q_proj" in key]:
+        three = [named.pop(key.replace("q_proj", f"{letter}_proj")) for letter in "qkv"]
+        named[key.replace("self_attn.q_proj.", fused)] = torch.cat(three)
     return named
 
 
-_BLOCK = {
-    "layer_norm1": "ln_1",
-    "layer_norm2": "ln_2",
+_TEXT_KEYS = {
+    "text_model.encoder.layers": "transformer.resblocks",
+    "text_model.embeddings.token_embedding": "token_embedding",
+    "text_model.embeddings.position_embedding.weight": "positional_embedding",
+    "text_model.final_layer_norm": "ln_final",
+    "layer_norm": "ln_",
     "self_attn.out_proj": "attn.out_proj",
     "mlp.fc1": "mlp.c_fc",
     "mlp.fc2": "mlp.c_proj",
 }
-_TIMM_BLOCK = {
-    "layer_norm1": "norm1",
-    "layer_norm2": "norm2",
+_OPENAI_KEYS = {
+    "vision_model.encoder.layers": "visual.transformer.resblocks",
+    "vision_model.embeddings.patch_embedding": "visual.conv1",
+    "vision_model.embeddings.class_embedding": "visual.class_embedding",
+    "vision_model.embeddings.position_embedding.weight": "visual.positional_embedding",
+    "vision_model.pre_layrnorm": "visual.ln_pre",
+    "vision_model.post_layernorm": "visual.ln_post",
+}
+_TIMM_KEYS = {
+    "vision_model.encoder.layers": "visual.trunk.blocks",
+    "vision_model.embeddings.patch_embedding": "visual.trunk.patch_embed.proj",
+    "vision_model.embeddings.position_embedding.weight": "visual.trunk.pos_embed",
+    "vision_model.post_layernorm": "visual.trunk.norm",
+    "vision_model.head.probe": "visual.trunk.attn_pool.latent",
+    "vision_model.head.layernorm": "visual.trunk.attn_pool.norm",
+    "vision_model.head.mlp": "visual.trunk.attn_pool.mlp",
+    "vision_model.head.attention.out_proj": "visual.trunk.attn_pool.proj",
+    "layer_norm": "norm",
     "self_attn.out_proj": "attn.proj",
-    "mlp.fc1": "mlp.fc1",
-    "mlp.fc2": "mlp.fc2",
 }
 
 
 def openai_keys(model: hf.CLIPModel, prefix: str = "") -> dict[str, Tensor]:
     """Name a CLIP's weights as OpenAI does, its text's behind a `prefix`."""
     state = model.state_dict()
-    names = {
-        "logit_scale": "logit_scale",
-        "vision_model.embeddings.patch_embedding.weight": "visual.conv1.weight",
-        "vision_model.embeddings.class_embedding": "visual.class_embedding",
-        "vision_model.embeddings.position_embedding.weight": "visual.positional_embedding",
-        "text_model.embeddings.token_embedding.weight": f"{prefix}token_embedding.weight",
-        "text_model.embeddings.position_embedding.weight": f"{prefix}positional_embedding",
-    }
-    for part in ("weight", "bias"):
-        names[f"vision_model.pre_layrnorm.{part}"] = f"visual.ln_pre.{part}"
-        names[f"vision_model.post_layernorm.{part}"] = f"visual.ln_post.{part}"
-        names[f"text_model.final_layer_norm.{part}"] = f"{prefix}ln_final.{part}"
-    named = {own: state[theirs] for theirs, own in names.items()}
-    named["visual.proj"] = state["visual_projection.weight"].T
-    named[f"{prefix}text_projection"] = state["text_projection.weight"].T
-    named |= _layers(state, "vision_model", "visual.transformer.resblocks", _BLOCK, "in_proj_")
-    text = f"{prefix}transformer.resblocks"
-    return named | _layers(state, "text_model", text, _BLOCK, "in_proj_")
+    named = {"visual.proj": state.pop("visual_projection.weight").T}
+    named[f"{prefix}text_projection"] = state.pop("text_projection.weight").T
+    for key, value in _renamed(state, _OPENAI_KEYS | _TEXT_KEYS, "attn.in_proj_").items():
+        is_text = not key.startswith(("visual.", "logit_scale"))
+        named[f"{prefix * is_text}{key}"] = value
+    return named
 
 
 def siglip_keys(model: hf.SiglipModel) -> dict[str, Tensor]:
     """Name a SigLIP's weights as open_clip does: timm's of the image, its own of the text."""
     state = model.state_dict()
-    named = {name: state[name][0] for name in ("logit_scale", "logit_bias")}
-    top = {
-        "vision_model.embeddings.patch_embedding": "visual.trunk.patch_embed.proj",
-        "vision_model.post_layernorm": "visual.trunk.norm",
-        "vision_model.head.layernorm": "visual.trunk.attn_pool.norm",
-        "vision_model.head.mlp.fc1": "visual.trunk.attn_pool.mlp.fc1",
-        "vision_model.head.mlp.fc2": "visual.trunk.attn_pool.mlp.fc2",
-        "text_model.final_layer_norm": "text.ln_final",
-        "text_model.head": "text.text_projection",
-    }
+    named = {name: state.pop(name)[0] for name in ("logit_scale", "logit_bias")}
+    pool = "visual.trunk.attn_pool"
     for part in ("weight", "bias"):
-        for theirs, own in top.items():
-            named[f"{own}.{part}"] = state[f"{theirs}.{part}"]
-        pool = "visual.trunk.attn_pool"
-        rows = state[f"vision_model.head.attention.in_proj_{part}"]
+        rows = state.pop(f"vision_model.head.attention.in_proj_{part}")
         named[f"{pool}.q.{part}"] = rows[: len(rows) // 3]
         named[f"{pool}.kv.{part}"] = rows[len(rows) // 3 :]
-        named[f"{pool}.proj.{part}"] = state[f"vision_model.head.attention.out_proj.{part}"]
-    named |= _layers(state, "vision_model", "visual.trunk.blocks", _TIMM_BLOCK, "qkv.")
-    named |= _layers(state, "text_model", "text.transformer.resblocks", _BLOCK, "in_proj_")
-    named["visual.trunk.attn_pool.latent"] = state["vision_model.head.probe"]
-    positions = "embeddings.position_embedding.weight"
-    named["visual.trunk.pos_embed"] = state[f"vision_model.{positions}"][None]
-    named["text.positional_embedding"] = state[f"text_model.{positions}"]
-    named["text.token_embedding.weight"] = state["text_model.embeddings.token_embedding.weight"]
+        named[f"text.text_projection.{part}"] = state.pop(f"text_model.head.{part}")
+    text = {key: state.pop(key) for key in [*state] if key.startswith("text_model.")}
+    own = _renamed(text, _TEXT_KEYS, "attn.in_proj_")
+    named |= {f"text.{key}": value for key, value in own.items()}
+    named |= _renamed(state, _TIMM_KEYS, "attn.qkv.")
+    named["visual.trunk.pos_embed"] = named["visual.trunk.pos_embed"][None]
     return named
 
 

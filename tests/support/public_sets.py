@@ -6,8 +6,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.support.dicom import dicom_bytes, ramp
-from tests.support.open_i import write_image
+import numpy as np
+
+from tests.support.dicom import dicom_bytes, ramp, raster_bytes
+
+
+def write_image(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(raster_bytes(np.arange(64, dtype=np.uint8).reshape(8, 8), "PNG"))
 
 
 def write_csv(path: Path, header: str, rows: Iterable[Iterable[Any]]) -> None:
@@ -15,6 +21,73 @@ def write_csv(path: Path, header: str, rows: Iterable[Iterable[Any]]) -> None:
     with path.open("w", encoding="utf-8", newline="") as stream:
         stream.write(f"{header}\n")
         csv.writer(stream, lineterminator="\n").writerows(rows)
+
+
+_REPORT = """<?xml version="1.0" encoding="utf-8"?>
+<eCitation>
+  <uId id="{uid}"/>
+  <pmcId id="{number}"/>
+  <licenseType>open-access</licenseType>
+  <MeSH><major>normal</major><automatic>lung</automatic></MeSH>
+  <MedlineCitation Owner="Indiana University" Status="supplied by publisher">
+    <Abstract>
+      <AbstractText Label="COMPARISON">None.</AbstractText>
+      <AbstractText Label="FINDINGS">{findings}</AbstractText>
+      <AbstractText Label="IMPRESSION">{impression}</AbstractText>
+    </Abstract>
+  </MedlineCitation>
+{images}</eCitation>
+"""
+_IMAGE = """  <parentImage id="{name}">
+    <figureId>F1</figureId>
+    <caption>Xray Chest PA and Lateral</caption>
+    <panel type="single"><url>/extract/{name}.jpg</url></panel>
+  </parentImage>
+"""
+
+
+def _report(uid: str, findings: str, impression: str, images: list[str]) -> str:
+    body = "".join(_IMAGE.format(name=name) for name in images)
+    number = uid.removeprefix("CXR")
+    return _REPORT.format(
+        uid=uid, number=number, findings=findings, impression=impression, images=body
+    ).replace("></AbstractText>", "/>")
+
+
+def write_open_i_xml(root: Path) -> None:
+    """Open-i as its archive has it: a report without text, one without images, and broken ones."""
+    reports = root / "NLMCXR_reports/ecgen-radiology"
+    reports.mkdir(parents=True)
+    images = {"CXR1": ["CXR1_1_IM-0001-3001", "CXR1_1_IM-0001-4001"], "CXR2": ["CXR2_IM-0652-1001"]}
+    texts = {"CXR1": ("", "Normal chest x-XXXX."), "CXR2": ("", ""), "CXR10": ("Clear.", "")}
+    for uid, (findings, impression) in texts.items():
+        text = _report(uid, findings, impression, images.get(uid, []))
+        (reports / f"{uid.removeprefix('CXR')}.xml").write_text(text, encoding="utf-8")
+    (reports / "3.xml").write_text("<eCitation><uId id='CXR3'>", encoding="utf-8")
+    bomb = '<!DOCTYPE a [<!ENTITY b "c">]>' + _report("CXR4", "Clear.", "", [])[38:]
+    (reports / "4.xml").write_text(bomb, encoding="utf-8")
+    for names in images.values():
+        for name in names:
+            write_image(root / f"NLMCXR_png/{name}.png")
+
+
+def write_open_i_projections(root: Path) -> None:
+    """The list of projections, as the CSV form names images."""
+    rows = [(1, "1_IM-0001-4001", "Frontal"), (1, "1_IM-0001-3001", "Lateral")]
+    rows.append((2, "2_IM-0652-1001", "Frontal"))
+    files = [(uid, f"{name}.dcm.png", view) for uid, name, view in rows]
+    write_csv(root / "indiana_projections.csv", "uid,filename,projection", files)
+
+
+def write_open_i_csv(root: Path) -> None:
+    """Open-i as its public copy has it: two reports, of which the first has images."""
+    header = "uid,MeSH,Problems,image,indication,comparison,findings,impression"
+    same = ("normal", "normal", "Xray Chest PA and Lateral", "Cough", "None.")
+    rows = [(1, *same, "Clear, no\nchange.", "Normal."), (2, *same, "", "")]
+    write_csv(root / "indiana_reports.csv", header, rows)
+    write_open_i_projections(root)
+    for name in ("1_IM-0001-4001", "1_IM-0001-3001", "2_IM-0652-1001"):
+        write_image(root / f"images/images_normalized/{name}.dcm.png")
 
 
 def write_rexgradient(root: Path) -> None:

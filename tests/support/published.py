@@ -1,4 +1,4 @@
-"""A tiny published model with random weights, committed as `train` would."""
+"""A tiny published model with random weights as `train` commits it, and heads of `fit_head`."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -17,6 +17,7 @@ from medclip_dcl.data.images import open_image
 from medclip_dcl.evaluation.classification import CORRELATION_LIMIT
 from medclip_dcl.evaluation.decisions import add_calibration
 from medclip_dcl.inference import model_package
+from medclip_dcl.inference.heads import Head, HeadCard, HeadFigure, write_heads
 from medclip_dcl.inference.input_range import fit_input_range
 from medclip_dcl.inference.predictor import build_predictor
 from medclip_dcl.likelihood.fitting import train_tokenizer
@@ -148,3 +149,38 @@ def random_range(count: int = 60) -> model_package.InputRange:
     files = [raster_bytes(image, "png") for image in random_images(count)]
     images = [square(open_image(data), 64, equalize=False) for data in files]
     return fit_input_range(images, [str(number) for number in range(count)])
+
+
+def head_card(
+    name: str, *, is_refused: bool = False, curve: model_package.Curve | None = None
+) -> HeadCard:
+    """Make the card of a head whose threshold is a margin of 0."""
+    reason = "upside down" if is_refused else "too few images"
+    return HeadCard(
+        name=name,
+        kind="linear",
+        features="space",
+        chosen=None,
+        threshold=0.0,
+        calibration=fitted(name, "" if curve else reason, curve=curve, is_refused=is_refused),
+        images_with=10,
+        images_without=20,
+        patients=30,
+        figures={"auc": HeadFigure(value=0.75, low=0.5, high=0.9, n=8, subjects=8)},
+        inputs={},
+        settings={},
+    )
+
+
+def add_heads(model: Artifact, width: int) -> Artifact:
+    """Put a calibrated head and a refused one into a model; the margin of both is 0.5."""
+    arrays = {"weight": np.zeros(width), "bias": np.array([0.5])}
+    cards = (
+        head_card("tuberculosis", curve=model_package.Curve(slope=1.0)),
+        head_card("tube", is_refused=True),
+    )
+    heads = [Head(card, arrays) for card in cards]
+    names = (model_package.HEADS_FILE, model_package.HEAD_ARRAYS_FILE)
+    return model_package.rewrite_package(
+        model, model.path, names, lambda folder: write_heads(folder, heads)
+    )

@@ -10,26 +10,26 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 from PIL import Image
 
 from api.memory import keep_memory
-from medclip_dcl.data.manifest import IMAGES
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.retrieval.index import select_content
-from medclip_dcl.text.sentences import SENTENCES
 from tests.support import forkserver, published
-from tests.support.corpus import sentence_rows
 from tests.support.dicom import raster_bytes
-from tests.support.embeddings import commit_index
+from tests.support.embeddings import (
+    PixelRows,
+    commit_index,
+    manifest_table,
+    sentence_table,
+    study_ids,
+)
 from tests.support.processes import ROOT, memory_mib
 from tests.support.tiny_models import random_images
 
@@ -39,39 +39,16 @@ FINDINGS = ("Pleural Effusion", "Tuberculosis")
 PATIENCE_S = 90.0
 
 
-class PixelRows:
-    """Prepared images, held in memory."""
-
-    def __init__(self, images: npt.NDArray[np.uint8]) -> None:
-        self._images = images
-        self.row_of = {f"image-{row:02d}": row for row in range(len(images))}
-
-    def pixels(self, row: int) -> npt.NDArray[np.uint8]:
-        return self._images[row]
-
-    def original_size(self, row: int) -> tuple[int, int]:
-        return 96, 64
-
-
 def store(folder: Path, model_digest: str | None = None, seed: int = 0) -> Path:
     """Commit a tiny model and its index below a folder; each study says two sentences."""
     model = published.publish(folder / "model", seed=seed)
-    pixels = PixelRows(random_images(N_IMAGES))
-    splits, rows = ("train", "validate", "test"), range(N_IMAGES)
-    studies = [
-        {"study_id": f"study-{row:02d}", "subject_id": f"patient-{row // 2}"} for row in rows
-    ]
-    ids = [{**study, "split": splits[row // 2 % 3]} for row, study in enumerate(studies)]
-    images = [
-        {"image_id": name, **ids[row], "view": "AP" if row % 2 else "PA", "path": ""}
-        for name, row in pixels.row_of.items()
-    ]
-    said = [[published.SENTENCES[at % 7] for at in (row, row + 3)] for row in rows]
-    texts = list(chain(*map(sentence_rows, ids, said)))
+    pixels = PixelRows(random_images(N_IMAGES), (96, 64))
+    studies = study_ids(N_IMAGES)
+    said = [[published.SENTENCES[at % 7] for at in (row, row + 3)] for row in range(N_IMAGES)]
     chosen = select_content(
-        pa.Table.from_pylist(images, schema=IMAGES.schema),
-        pa.Table.from_pylist(texts, schema=SENTENCES.schema),
-        {f"study-{row:02d}": [FINDINGS[row % 2]] for row in rows},
+        manifest_table(studies, N_IMAGES),
+        sentence_table(studies, said),
+        {study["study_id"]: [FINDINGS[row % 2]] for row, study in enumerate(studies)},
         pixels,
     )
     predictor = load(model.path, "cpu")

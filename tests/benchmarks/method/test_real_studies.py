@@ -14,7 +14,7 @@ from benchmarks.method.real_studies.runs import ROWS, Run, do_run, missing
 from benchmarks.method.real_studies.studies import Fold, read_folds, read_patients
 from benchmarks.method.real_studies.styles import STYLES, dictated, shorthand, template
 from medclip_dcl.training.trainer import StopRequest
-from tests.support.open_i import write_image
+from tests.support.public_sets import write_image
 
 SENTENCES = ["There is a left pleural effusion.", "No pneumothorax or focal consolidation."]
 

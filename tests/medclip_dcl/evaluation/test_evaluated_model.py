@@ -50,7 +50,7 @@ def test_a_clip_is_examined_behind_two_functions():
     clip = build()
     model = EvaluatedModel("clip", clip, SimilarityConfig(kind="global"), 100.0)
     regions, texts = model.embed_images(IMAGES), model.embed_sentences(["No edema.", "Clear."])
-    assert regions.shape == (3, 4, 4, 12)
+    assert regions.shape == (3, 4, 4, 24)
     assert regions.norm(dim=-1) == pytest.approx(torch.ones(3, 4, 4), abs=1e-5)
     # `global`: the cosine of the sentence and the mean of the unit patch vectors.
     mean = regions.flatten(1, 2).mean(dim=1)

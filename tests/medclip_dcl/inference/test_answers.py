@@ -17,8 +17,7 @@ from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.schemas import ClassifyAnswer, RefusedImage
 from tests.support.dicom import dicom_bytes, ramp, raster_bytes
-from tests.support.heads import add_heads
-from tests.support.published import SENTENCES, publish, random_range
+from tests.support.published import SENTENCES, add_heads, publish, random_range
 from tests.support.tiny_models import random_images
 
 GREY = np.asarray(Image.fromarray(random_images(1)[0]).resize((48, 72)))

@@ -14,8 +14,7 @@ from medclip_dcl.evaluation.probe import Labelled, fit_logistic
 from medclip_dcl.inference.heads import Head, head_margins, read_heads, write_heads
 from medclip_dcl.inference.model_package import HEAD_ARRAYS_FILE, HEADS_FILE
 from medclip_dcl.inference.predictor import load
-from tests.support.heads import head_card
-from tests.support.published import publish
+from tests.support.published import head_card, publish
 from tests.support.tiny_models import random_images
 
 WIDTH = 6

@@ -15,14 +15,14 @@ from medclip_dcl.retrieval import IndexConfig
 from medclip_dcl.retrieval.embeddings import Layout, map_pictures, pool, shard_name
 from medclip_dcl.retrieval.index import findings_of, select_content, write_index
 from tests.support import embeddings
-from tests.support.embeddings import SIMILARITY, HashedEncoder, NumberedImages, selection
+from tests.support.embeddings import SIMILARITY, HashedEncoder, noise_images, selection
 
 SETTINGS = IndexConfig(shard_rows=20)
 IMAGES, TEXTS = embeddings.N_IMAGES, 27
 
 
 def write(folder: Path, encoder: HashedEncoder, settings: IndexConfig = SETTINGS, **more: int):
-    return write_index(folder, selection(), NumberedImages(), encoder, settings, SIMILARITY, **more)
+    return write_index(folder, selection(), noise_images(), encoder, settings, SIMILARITY, **more)
 
 
 def layout(folder: Path) -> Layout:
@@ -37,11 +37,11 @@ def test_identical_sentences_are_one_row_counted_once_a_report_and_images_need_p
     assert [row["text_key"] for row in chosen.texts] == sorted(r["text_key"] for r in chosen.texts)
     manifest, sentences = embeddings.manifest_table(), embeddings.sentence_table()
     repeated = pa.concat_tables([sentences, sentences.slice(0, 1)])
-    assert select_content(manifest, repeated, {}, NumberedImages()).texts == chosen.texts
-    chosen = select_content(manifest, sentences, {}, NumberedImages(40))
+    assert select_content(manifest, repeated, {}, noise_images()).texts == chosen.texts
+    chosen = select_content(manifest, sentences, {}, noise_images(40))
     assert (len(chosen.images), chosen.without_pixels) == (40, 8)
     with pytest.raises(ConfigError, match="no image of the manifest is prepared"):
-        select_content(manifest, sentences, {}, NumberedImages(0))
+        select_content(manifest, sentences, {}, noise_images(0))
 
 
 def test_an_image_has_its_report_s_findings_and_labels_that_reports_are_not_read_for() -> None:
@@ -67,7 +67,7 @@ def test_shards_hold_every_image_in_order_and_thumbnails_of_its_proportions(tmp_
     counts = write(tmp_path, HashedEncoder(), batch=7)
     shards = layout(tmp_path).open("regions").arrays
     assert [len(shard) for shard in shards] == [20, 20, 8]
-    expected = HashedEncoder().embed_images(NumberedImages().pixels(21)[None])[0].numpy()
+    expected = HashedEncoder().embed_images(noise_images().pixels(21)[None])[0].numpy()
     np.testing.assert_allclose(shards[1][1], expected, atol=1e-3)
     assert counts == {
         "images": IMAGES,

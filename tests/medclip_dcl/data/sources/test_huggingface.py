@@ -22,7 +22,7 @@ from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.data.sources.readers import images_root, read_source
 from pipelines.report.cards import data_card
 from tests.support.dicom import raster_bytes
-from tests.support.hub import COMMIT, DatasetHub, running_dataset_hub
+from tests.support.hub import COMMIT, Hub, running_hub
 
 SPLITS = {"train": [0, 1, 2], "validation": [3], "test": [4, 0]}  # patient 0 is in two splits
 COLUMNS = {"image": "image", "subject_id": "who", "report": "text", "labels": {"Edema": "label"}}
@@ -259,9 +259,9 @@ def test_lists_of_images_are_of_one_study_and_columns_without_images_are_refused
 
 
 @pytest.fixture
-def hub(forms: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[DatasetHub]:
+def hub(forms: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     files = {path.name: path.read_bytes() for path in (forms / "parquet").iterdir()}
-    with running_dataset_hub(DatasetHub(files=files)) as running:
+    with running_hub(Hub("datasets/someone/chests", token="", files=files)) as running:
         monkeypatch.setenv("HF_ENDPOINT", running.url)
         monkeypatch.setenv("HF_TOKEN", "")
         monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")

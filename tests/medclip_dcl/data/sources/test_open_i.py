@@ -10,7 +10,12 @@ from medclip_dcl.core.errors import StudyError
 from medclip_dcl.data.selection import select
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.data.sources.open_i import image_name, read_open_i
-from tests.support.open_i import write_csv_form, write_image, write_projections, write_xml_form
+from tests.support.public_sets import (
+    write_image,
+    write_open_i_csv,
+    write_open_i_projections,
+    write_open_i_xml,
+)
 
 SETTINGS = SourceConfig(kind="open_i")
 
@@ -35,8 +40,8 @@ def test_images_have_one_name_in_all_lists(text: str, name: str) -> None:
 
 
 def test_xml_reports_and_images_come_through(tmp_path: Path) -> None:
-    write_xml_form(tmp_path)
-    write_projections(tmp_path)
+    write_open_i_xml(tmp_path)
+    write_open_i_projections(tmp_path)
     raw = read_open_i(tmp_path)
     assert [study.study_id for study in raw.studies] == ["CXR1", "CXR2", "CXR10"]
     found = select(raw, SETTINGS)
@@ -55,7 +60,7 @@ def test_xml_reports_and_images_come_through(tmp_path: Path) -> None:
 
 
 def test_a_report_that_is_no_file_below_the_root_is_not_read(tmp_path: Path) -> None:
-    write_xml_form(tmp_path / "root")
+    write_open_i_xml(tmp_path / "root")
     report = next((tmp_path / "root").rglob("*.xml"))
     elsewhere = report.rename(tmp_path / "elsewhere.xml")
     report.with_name("77.xml").symlink_to(elsewhere)
@@ -66,7 +71,7 @@ def test_a_report_that_is_no_file_below_the_root_is_not_read(tmp_path: Path) -> 
 
 
 def test_csv_form_gives_the_same_images(tmp_path: Path) -> None:
-    write_csv_form(tmp_path)
+    write_open_i_csv(tmp_path)
     found = select(read_open_i(tmp_path), SETTINGS)
     (image,) = found.images
     assert image.image_id == "1_IM-0001-4001"
