@@ -8,8 +8,7 @@ import functools
 import json
 import subprocess
 import sys
-import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,8 +16,8 @@ from typing import Any
 import grimp
 import networkx as nx
 import yaml
-from pydantic import BaseModel
 
+from docs.reference import setting_references
 from pipelines.__main__ import COMMANDS
 from pipelines.config import Config
 from tests.house.loaded import FIRST_LOSS
@@ -55,7 +54,7 @@ def figures() -> dict[str, int]:
         "hospital test lines": lines_of(*modules("hospital/tests")),
         "test lines": lines_of(*modules("tests")),
         "benchmark lines": lines_of(*modules("benchmarks")),
-        "settings": len(list(leaves(Config))),
+        "settings": len(list(setting_references(Config))),
         "commands": sum(map(len, COMMANDS.values())),
         "Markdown files": len(pages),
         "Markdown words": sum(len(page.read_text(encoding="utf-8").split()) for page in pages),
@@ -85,17 +84,6 @@ def table() -> tuple[list[str], list[str]]:
 def lines_of(*paths: Path) -> int:
     """Lines of files together."""
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
-
-
-def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Names of the settings below a section, sections themselves left out."""
-    for name, field in model.model_fields.items():
-        kinds = (field.annotation, *typing.get_args(field.annotation))
-        sections = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
-        if sections:
-            yield from leaves(sections[0], f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
 
 
 def _count(paths: Iterable[Path]) -> int:

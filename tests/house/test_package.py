@@ -20,11 +20,6 @@ from tests.support.processes import ended, options
 from tests.support.service import png
 from tests.support.stub_service import FINDINGS, stub_service
 
-LOSS = """
-import torch
-from medclip_dcl import debiased_contrastive_loss
-print(float(debiased_contrastive_loss(torch.eye(4), None, 0.05, 1.0)))
-"""
 GATE = """
 import io
 from PIL import Image
@@ -119,8 +114,7 @@ def test_the_wheel_has_one_name_and_all_that_a_run_needs(wheel: Path) -> None:
     assert "medclip_dcl/py.typed" in names
 
 
-def test_the_loss_and_the_image_gate_run_from_an_empty_folder(binaries, tmp_path):
-    assert float(run([binaries / "python", "-c", LOSS], tmp_path)) > 0
+def test_the_image_gate_runs_from_an_empty_folder(binaries, tmp_path):
     assert "256 256" in run([binaries / "python", "-c", GATE], tmp_path)
     assert list(tmp_path.iterdir()) == []
 
