@@ -26,7 +26,7 @@ from pipelines.report.page import describe_verdict
 from pipelines.report.preflight import ReportConfig
 from pipelines.report.sources import count_splits, find_sources
 from tests.support.corpus import KINDS, commit_tables, write_corpus
-from tests.support.evaluated import run_here, write_texts
+from tests.support.evaluated import run_here
 from tests.support.jobs import made
 from tests.support.published import publish
 
@@ -160,7 +160,7 @@ def test_markup_in_a_report_s_sentence_stays_text(tmp_path, monkeypatch):
     hostile = "<script>alert(1)</script> & heart"
     kinds = ((KINDS[0][0], hostile, KINDS[0][2]), *KINDS[1:])
     monkeypatch.setattr("tests.support.corpus.KINDS", kinds)
-    text = report(write_texts(tmp_path / "work"))
+    text = report(write_corpus(tmp_path / "work"))
     assert "<script" not in text
     assert "&lt;script&gt;" in text
     Page(text)

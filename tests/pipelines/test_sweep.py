@@ -17,7 +17,7 @@ from pipelines.config import load_config
 from pipelines.job import Job
 from pipelines.sweep import FIGURES, FOLDER, LOG, Grid, Run, Sweep, grid_points, read_grid
 from tests.support.corpus import write_config
-from tests.support.evaluated import write_untrained
+from tests.support.evaluated import PROMPTS, write_evaluated
 
 ROOT = Path(__file__).parents[2]
 VALIDATING = ["train.validate_images=1000"]
@@ -39,7 +39,11 @@ ROWS: Tree = {
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_untrained(tmp_path_factory.mktemp("corpus") / "work")
+    work = write_evaluated(tmp_path_factory.mktemp("corpus") / "work")
+    for name in ("model", "eta_cache"):  # which a run makes
+        shutil.rmtree(work / name)
+    (work / "prompts.yaml").write_text(PROMPTS)
+    return work
 
 
 def arguments_of(work: Path, grid: Tree, **train: object) -> list[str]:

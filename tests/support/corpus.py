@@ -57,6 +57,8 @@ KINDS = (
     ("No Finding", "no acute cardiopulmonary process", "the lungs are clear today"),
 )
 """Label, and the sentences that studies of a kind say."""
+BOXED = {"Pneumonia": KINDS[0][1], "Pneumothorax": KINDS[2][1]}
+"""Label -> sentence of the box that its test images get."""
 
 
 def write_corpus(
@@ -65,12 +67,19 @@ def write_corpus(
     size_px: int = 40,
     eta: float = ETA,
     dropout: float = 0.1,
+    *,
+    with_truth: bool = False,
+    repeated: Sequence[str] = (),
 ) -> Path:
-    """Write all artifacts of a tiny corpus; every sentence has the class probability `eta`."""
+    """Write all artifacts of a tiny corpus; every sentence has the class probability `eta`.
+
+    With truth labels are 1 and 0, test images have a box over their bright patch, and an image was
+    rejected. The first images of all patients that are `repeated` show the same.
+    """
     work.mkdir(parents=True, exist_ok=True)
     rows = [_study(number, studies) for number in range(studies)]
-    _write_manifest(work, rows)
-    _write_prepared(work, rows, size_px)
+    _write_manifest(work, rows, with_truth)
+    _write_prepared(work, rows, size_px, [f"image{name[1:]}a" for name in repeated])
     _write_sentences(work, rows)
     _write_claims(work, rows)
     _write_language_model(work, dropout)
@@ -94,12 +103,13 @@ def made(work: Path, kind: ArtifactType) -> Artifact:
 
 
 def write_eta(work: Path, value: float) -> Artifact:
-    """Write the eta cache: one value for every sentence."""
+    """Write the eta cache: one value for every sentence, and how the job would have made it."""
     texts = sorted(text_key(text) for _, *said in KINDS for text in said)
     table = [
         {"text_key": key, "eta": value, "pll_nats": -4.0, "tokens": 5, "count": 1} for key in texts
     ]
-    return commit_tables(work, eta.ARTIFACT, {eta.ETA: table}, eta=value)
+    settings = {"source": "pll", "a": 0.2, "k": 0.35, "eta_max": 0.2}
+    return commit_tables(work, eta.ARTIFACT, {eta.ETA: table}, eta=settings, value=value)
 
 
 def read_tiny_corpus(work: Path, split: str = "train") -> Corpus:
@@ -146,29 +156,45 @@ def _study(number: int, studies: int) -> dict[str, Any]:
     return {"ids": ids, "kind": number % len(KINDS), "images": images}
 
 
-def _write_manifest(work: Path, rows: list[dict[str, Any]]) -> None:
+def _write_manifest(work: Path, rows: list[dict[str, Any]], with_truth: bool) -> None:
     images = [
         {"image_id": image, **row["ids"], "view": "PA", "path": f"{image}.png"}
         for row in rows
         for image in row["images"]
     ]
     unsaid = {"impression": "", "last_paragraph": ""}
-    reports, labels = [], []
+    reports, labels, boxes = [], [], []
     for row in rows:
         label, *texts = KINDS[row["kind"]]
         reports.append({**row["ids"], "findings": ". ".join(texts), **unsaid})
-        labels.append({"study_id": row["ids"]["study_id"], **dict.fromkeys(LABELS), label: 1})
+        states = dict.fromkeys(LABELS) | {label: 1}
+        if with_truth:
+            states |= {name: int(name == label) for name in ("Pneumonia", "Pleural Effusion")}
+            boxes += _boxes(row, label)
+        labels.append({"study_id": row["ids"]["study_id"], **states})
+    lost = {"id": "lost", "stage": "build_manifest", "reason": "missing_image"}
     tables = {
         manifest.IMAGES: images,
         manifest.REPORTS: reports,
         manifest.STUDY_LABELS: labels,
-        manifest.BOXES: [],
-        manifest.REJECTS: [],
+        manifest.BOXES: boxes,
+        manifest.REJECTS: [lost] * with_truth,
     }
-    commit_tables(work, manifest.ARTIFACT, tables)
+    commit_tables(work, manifest.ARTIFACT, tables, with_truth=with_truth)
 
 
-def _write_prepared(work: Path, rows: list[dict[str, Any]], size_px: int) -> None:
+def _boxes(row: dict[str, Any], label: str) -> list[dict[str, Any]]:
+    if row["ids"]["split"] != "test" or label not in BOXED:
+        return []
+    box = {"x": 0.0, "y": 0.0 if label == "Pneumonia" else 20.0, "width": 20.0, "height": 20.0}
+    box |= {"image_width": 40, "image_height": 40, "category": label, "phrase": BOXED[label]}
+    subject = row["ids"]["subject_id"]
+    return [{"image_id": image, "subject_id": subject, **box} for image in row["images"]]
+
+
+def _write_prepared(
+    work: Path, rows: list[dict[str, Any]], size_px: int, repeated: Sequence[str]
+) -> None:
     rng = np.random.default_rng(0)
     names = sorted((image, row["kind"]) for row in rows for image in row["images"])
     images = rng.integers(60, 120, (len(names), size_px, size_px), dtype=np.uint8)
@@ -176,6 +202,8 @@ def _write_prepared(work: Path, rows: list[dict[str, Any]], size_px: int) -> Non
     for image, (_, number) in zip(images, names, strict=True):
         top, left = (number // 2) * half, (number % 2) * half
         image[top : top + half, left : left + half] += 100
+    same = [row for row, (name, _) in enumerate(names) if name in repeated]
+    images[same] = images[same[:1]]
     sizes = np.full((len(names), 2), size_px, dtype=np.int32)
     kind, summary = prepared.ARTIFACT, {"size_px": size_px, "images": len(names)}
     with write_artifact(kind.at(work), kind, make_fingerprint(kind, summary, {})) as writer:

@@ -14,6 +14,7 @@ from medclip_dcl.data import manifest, selection
 from medclip_dcl.data.records import (
     LONGEST_REPORT,
     BoxTable,
+    ImageRecord,
     RawStudies,
     Reject,
     Source,
@@ -21,11 +22,24 @@ from medclip_dcl.data.records import (
     Text,
 )
 from medclip_dcl.data.source_settings import SourceConfig
-from tests.support.records import CLEAR, image, studies
 
 CONFIG = SourceConfig(max_reject_share=1.0)
 NO_BOXES = BoxTable([], set(), 0)
 HEAD = b"\n FINDINGS: "
+CLEAR = Text("Clear.", "", "")
+
+
+def studies(tmp_path: Path, *images: ImageRecord, **more: object) -> RawStudies:
+    """Studies of the patients p1 to p9, s1 to s9, all clear; the files of images are there."""
+    for image in images:
+        (tmp_path / image.path).write_bytes(b"image")
+    reports = [Study(f"s{number}", f"p{number}", CLEAR) for number in range(1, 10)]
+    return RawStudies(tmp_path, list(images), **{"studies": reports} | more)
+
+
+def image(name: str, number: int, *, patient: int = 0, view: str = "PA") -> ImageRecord:
+    """An image of study `sN` of patient `pN`, or of another patient."""
+    return ImageRecord(name, f"s{number}", f"p{patient or number}", view, f"{name}.png")
 
 
 def select_reports(root: Path, *reports: Study) -> selection.Selection:

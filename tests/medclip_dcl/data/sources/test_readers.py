@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.data.records import BoxTable, ImageRecord, Source, Study
+from medclip_dcl.data.records import BoxTable, ImageRecord, RawStudies, Source, Study
 from medclip_dcl.data.selection import select
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.data.sources.readers import hash_patient, images_root, read_dicom_folder
 from tests.support.dicom import dicom_bytes, ramp
-from tests.support.records import studies
 
 
 def test_inputs_change_with_each_table_file_and_card(tmp_path: Path) -> None:
@@ -19,8 +18,7 @@ def test_inputs_change_with_each_table_file_and_card(tmp_path: Path) -> None:
 
     def inputs(**more: object) -> dict[str, str]:
         more |= {"studies": [Study("s1", "p1", "s1.txt")], "tables": {"table": table}}
-        raw = studies(tmp_path, **more)
-        raw.images.append(ImageRecord("a", "s1", "p1", "PA", "a.png"))
+        raw = RawStudies(tmp_path, [ImageRecord("a", "s1", "p1", "PA", "a.png")], **more)
         return Source(raw, BoxTable([], set(), 0)).inputs
 
     assert set(inputs()) == {"table", "files"}
