@@ -51,7 +51,7 @@ from medclip_dcl.data import manifest
 from pipelines.stages import LISTED
 from tests.support import forkserver
 from tests.support.corpus import write_config
-from tests.support.evaluated import PROMPTS, write_evaluated
+from tests.support.jobs import write_evaluated
 from tests.support.service import png
 
 Base = Literal["studies", "evaluated"]
@@ -210,7 +210,6 @@ def write_base(base: Base, work: Path) -> Path:
     write_evaluated(work)
     for row in read_table(work / "manifest", manifest.IMAGES).to_pylist():
         (work / row["path"]).write_bytes(png())
-    (work / "prompts.yaml").write_text(PROMPTS)
     (work / "grid.yaml").write_text(yaml.safe_dump(_GRID))
     write_config(work / "config.yaml", work, **_EVALUATED)
     with (work / "config.yaml").open("a") as stream:

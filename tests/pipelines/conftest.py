@@ -8,7 +8,7 @@ import pytest
 @pytest.fixture(scope="session")
 def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose prompts do not decide: random weights make almost one vector of all texts."""
-    from tests.support.evaluated import run_here, write_evaluated  # not for who hands out tests
+    from tests.support.jobs import run_here, write_evaluated  # not for who hands out tests
 
     return run_here("evaluate", write_evaluated(tmp_path_factory.mktemp("evaluated") / "work"))
 
@@ -16,7 +16,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def decided(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose prompts decide, and whose score of pneumonia happens to rise with it."""
-    from tests.support.evaluated import write_evaluated
+    from tests.support.jobs import write_evaluated
     from tests.support.published import publish
 
     work = write_evaluated(tmp_path_factory.mktemp("decided") / "work")

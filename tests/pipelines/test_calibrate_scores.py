@@ -16,8 +16,7 @@ from medclip_dcl.inference import model_package
 from medclip_dcl.inference.model_package import ScoreCalibration, read_calibration
 from medclip_dcl.inference.predictor import load
 from tests.support.corpus import commit_tables
-from tests.support.evaluated import run_here
-from tests.support.jobs import made, rows
+from tests.support.jobs import made, rows, run_here
 from tests.support.published import publish
 from tests.support.tiny_models import random_images
 

@@ -15,7 +15,7 @@ from medclip_dcl.evaluation.measure import check_same_samples, measure, read_sam
 from medclip_dcl.evaluation.metrics import patient_weights
 from pipelines.__main__ import main
 from pipelines.results import compare_sides, describe_difference, find_runs, holm
-from tests.support.evaluated import run_here, write_evaluated
+from tests.support.jobs import run_here, write_evaluated
 from tests.support.published import publish
 
 PATIENTS = 60

@@ -17,8 +17,7 @@ from medclip_dcl.inference.prompts import read_prompts
 from pipelines.config import Config
 from pipelines.job import main_of
 from tests.support.dicom import raster_bytes
-from tests.support.evaluated import run_here, write_evaluated
-from tests.support.jobs import made, rows
+from tests.support.jobs import made, rows, run_here, write_evaluated
 from tests.support.public_checkpoints import PROCESSORS, write_pair
 
 main = main_of("evaluate")

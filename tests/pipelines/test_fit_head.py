@@ -18,7 +18,7 @@ from medclip_dcl.inference.predictor import load
 from pipelines.job import main_of
 from tests.house.tree import ROOT
 from tests.support.dicom import raster_bytes
-from tests.support.evaluated import run_here, write_evaluated
+from tests.support.jobs import run_here, write_evaluated
 from tests.support.published import publish
 from tests.support.tiny_models import random_images
 

@@ -26,8 +26,7 @@ from pipelines.report.page import describe_verdict
 from pipelines.report.preflight import ReportConfig
 from pipelines.report.sources import count_splits, find_sources
 from tests.support.corpus import KINDS, commit_tables, write_corpus
-from tests.support.evaluated import run_here
-from tests.support.jobs import made
+from tests.support.jobs import made, run_here
 from tests.support.published import publish
 
 SECTIONS = {

@@ -31,9 +31,8 @@ from pipelines.config import Config
 from pipelines.publish import export_model
 from tests.support.canaries import found_in, spoil_settings
 from tests.support.corpus import write_config
-from tests.support.evaluated import write_evaluated
 from tests.support.hub import COMMIT, TOKEN, Hub, running_hub
-from tests.support.jobs import made
+from tests.support.jobs import made, write_evaluated
 from tests.support.published import add_heads, publish
 from tests.support.tiny_models import tiny_model_config
 

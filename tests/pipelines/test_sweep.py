@@ -17,7 +17,7 @@ from pipelines.config import load_config
 from pipelines.job import Job
 from pipelines.sweep import FIGURES, FOLDER, LOG, Grid, Run, Sweep, grid_points, read_grid
 from tests.support.corpus import write_config
-from tests.support.evaluated import PROMPTS, write_evaluated
+from tests.support.jobs import write_evaluated
 
 ROOT = Path(__file__).parents[2]
 VALIDATING = ["train.validate_images=1000"]
@@ -42,7 +42,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = write_evaluated(tmp_path_factory.mktemp("corpus") / "work")
     for name in ("model", "eta_cache"):  # which a run makes
         shutil.rmtree(work / name)
-    (work / "prompts.yaml").write_text(PROMPTS)
     return work
 
 

@@ -1,5 +1,9 @@
-"""Stages run on a work folder as its owner runs them, and what they leave in it."""
+"""Stages run on a work folder as its owner runs them, and what they leave in it.
 
+One can be evaluated: a tiny corpus with labels and boxes, and a tiny model.
+"""
+
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +12,10 @@ import yaml
 from medclip_dcl.core.artifact import ArtifactType
 from medclip_dcl.core.tables import TableFormat, read_table
 from pipelines.__main__ import main
-from tests.support.corpus import made
+from tests.support.corpus import made, write_config, write_corpus
 from tests.support.processes import options
+from tests.support.published import PROMPTS, publish
+from tests.support.tiny_models import random_images
 
 
 def config_for(work: Path, **sections: Any) -> Path:
@@ -27,3 +33,29 @@ def run(stage: str, work: Path, *settings: str, code: int = 0, force: bool = Fal
 
 def rows(work: Path, kind: ArtifactType, form: TableFormat) -> list[dict[str, Any]]:
     return read_table(made(work, kind).path, form).to_pylist()
+
+
+def write_evaluated(work: Path, subjects: Iterable[str] = ("elsewhere",), **corpus: Any) -> Path:
+    """Write a corpus of 40 studies, 8 of them for testing, and a model with offsets.
+
+    The model says that it was trained on `subjects`; `corpus` is for `write_corpus`. No test
+    image has an effusion, one of the two findings.
+    """
+    write_corpus(work, **{"with_truth": True, **corpus})
+    publish(work / "model", subjects, bank=random_images(8, 64))
+    (work / "prompts.yaml").write_text(f"format_version: 1\nfindings: {PROMPTS}\n")
+    return work
+
+
+def run_here(stage: str, work: Path, *settings: str, code: int = 0, **sections: Any) -> Path:
+    """Run a stage on a folder of `write_evaluated`; every setting is `key=value`."""
+    tree: dict[str, Any] = {
+        "evaluate": {"bootstrap": 20, "prompts": str(work / "prompts.yaml")},
+        "probabilities": {"least_per_class": 2},
+        "source": {"root": str(work)},
+    }
+    for name, section in sections.items():
+        tree[name] = tree.get(name, {}) | section
+    write_config(work.with_name(f"{work.name}.yaml"), work, **tree)
+    run(stage, work, *settings, code=code)
+    return work

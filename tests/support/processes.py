@@ -36,9 +36,3 @@ def options(settings: Iterable[str]) -> list[str]:
 def cpu_s(pid: int) -> float:
     """CPU seconds of a process on Linux since it began, by its own clock."""
     return time.clock_gettime(~pid << 3 | 2)
-
-
-def memory_mib(field: str, pid: int | str = "self") -> float:
-    """Memory of a process on Linux: `VmRSS` what is resident, `VmHWM` its peak."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))

@@ -1,6 +1,7 @@
 """Small trees in the layout in which public sets are published: a few studies, made-up words."""
 
 import csv
+import gzip
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,7 +19,8 @@ def write_image(path: Path) -> None:
 
 def write_csv(path: Path, header: str, rows: Iterable[Iterable[Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as stream:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "wt", encoding="utf-8", newline="") as stream:
         stream.write(f"{header}\n")
         csv.writer(stream, lineterminator="\n").writerows(rows)
 

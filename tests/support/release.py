@@ -1,11 +1,11 @@
 """A tiny MIMIC-CXR-shaped release: tables, reports and images for a few patients."""
 
-import gzip
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from medclip_dcl.text.labeler.lexicon import LABELS
 from tests.support.dicom import dicom_bytes, ramp
+from tests.support.public_sets import write_csv
 
 REPORT = """                                 FINAL REPORT
  EXAMINATION:  CHEST (PA AND LAT)
@@ -37,26 +37,23 @@ class Release:
     """dicom_id -> bytes of its image, where they are not a ramp; None: no file."""
 
     def write(self, root: Path) -> None:
+        subjects = {study: subject for _, subject, study, _ in self.images}
+        states = (1.0, 0.0, -1.0, *[""] * (len(LABELS) - 3))
         tables = {
-            "metadata": ["dicom_id,subject_id,study_id,ViewPosition,Rows,Columns"]
-            + [
-                f"{image},{subject},{study},{view},40,50"
-                for image, subject, study, view in self.images
+            "metadata,dicom_id,subject_id,study_id,ViewPosition,Rows,Columns": [
+                (*row, 40, 50) for row in self.images
             ],
-            "split": ["dicom_id,study_id,subject_id,split"]
-            + [
-                f"{image},{study},{subject},{self.splits.get(image, 'train')}"
+            "split,dicom_id,study_id,subject_id,split": [
+                (image, study, subject, self.splits.get(image, "train"))
                 for image, subject, study, _ in self.images
             ],
-            "chexpert": [f"subject_id,study_id,{','.join(LABELS)}"]
-            + [
-                f"{subject},{study},1.0,0.0,-1.0{',' * (len(LABELS) - 3)}"
-                for study, subject in {f[2]: f[1] for f in self.images}.items()
+            f"chexpert,subject_id,study_id,{','.join(LABELS)}": [
+                (subject, study, *states) for study, subject in subjects.items()
             ],
         }
-        for name, lines in tables.items():
-            path = root / f"mimic-cxr-2.0.0-{name}.csv.gz"
-            path.write_bytes(gzip.compress("\n".join(lines).encode() + b"\n", mtime=0))
+        for name, rows in tables.items():
+            file, _, header = name.partition(",")
+            write_csv(root / f"mimic-cxr-2.0.0-{file}.csv.gz", header, rows)
         header = "category_name,label_text,path,x,y,w,h,dicom_id,image_width,image_height"
         (root / "boxes.csv").write_text("\n".join([header, *self.boxes]) + "\n", encoding="utf-8")
         for number, (image, subject, study, _) in enumerate(self.images):

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 from PIL import Image
 
 from api.memory import keep_memory
@@ -30,7 +31,7 @@ from tests.support.embeddings import (
     sentence_table,
     study_ids,
 )
-from tests.support.processes import ROOT, memory_mib
+from tests.support.processes import ROOT
 from tests.support.tiny_models import random_images
 
 N_IMAGES = 12
@@ -84,7 +85,7 @@ class Service:
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
     def resident_mb(self) -> float:
-        return memory_mib("VmRSS", self.process.pid)
+        return psutil.Process(self.process.pid).memory_info().rss / 2**20
 
     def exit_code(self) -> int | None:
         """Return its exit code; None: it runs."""
