@@ -59,7 +59,7 @@ mutants: $(INSTALLED) ## make mutants MODULE=x.py TESTS=test_x.py: wrong changes
 	  ../lib/bin/cr-report ../session.sqlite --show-pending
 
 docs: $(INSTALLED) ## figures, and the machines of results, then the site
-	$(BIN)/python -m tests.house.documents
+	$(BIN)/python -m docs.tables
 	$(BIN)/python docs/figures.py
 	$(BIN)/python -c 'import material, mkdocstrings' 2>/dev/null || \
 	  { $(BIN)/python -m pip install --quiet 'pip>=25.1' && $(BIN)/python -m pip install --quiet --group docs; }

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from docs.pages import NOTEBOOK, PAGES  # noqa: E402
-from tests.house.documents import with_tables  # noqa: E402
+from docs.tables import with_tables  # noqa: E402
 from tests.house.tree import name_of, tracked  # noqa: E402
 
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]*)(#[^)\s]*)?\)")

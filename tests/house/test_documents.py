@@ -10,9 +10,9 @@ from api.settings import ServeSettings
 from docs import figures
 from docs.pages import PAGES
 from docs.reference import artifact_references, setting_references
+from docs.tables import RESULT_PAGES, ROOT, RUN
 from medclip_hospital.gateway.settings import GatewaySettings
 from pipelines.config import Config
-from tests.house.documents import RESULT_PAGES, ROOT, RUN
 from tests.house.tree import SHIPPED, modules, name_of, syntax, tracked
 
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.house.documents import RESULT_PAGES, RESULTS, RUN
+from docs.tables import RESULT_PAGES, RESULTS, RUN
 
 NOT_KEPT = {
     ("index.md", "The demo learns"),

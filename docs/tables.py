@@ -1,7 +1,7 @@
 """Tables of results for the site, and the commands, machines and days of the result pages.
 
 The site has a table where a page says `<!-- table: NAME -->`, and
-`python -m tests.house.documents NAME` prints it. Without a name machine and day are written again
+`python -m docs.tables NAME` prints it. Without a name machine and day are written again
 in lines that name a kept result, as `make docs` does; `.ci/run` stops where that changes a page.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.method.real_studies import summary
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 RESULT_PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
 
