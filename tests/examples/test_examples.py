@@ -1,14 +1,20 @@
-"""Every example runs in seconds, on public names alone, and does what its head says."""
+"""Every example runs in seconds, on public names alone, and does what its head says.
+
+Notebooks run on any trained model, and keep no outputs but small ones.
+"""
 
 import csv
+import json
 import math
 import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 
+from tests.examples.notebook import code_of, run
 from tests.house.tree import ROOT
 from tests.support.bert import tiny_bert, tiny_tokenizer
 from tests.support.dicom import dicom_bytes, ramp
@@ -78,3 +84,32 @@ def test_the_service_answers(monkeypatch, capsys, tmp_path, published):
     text = capsys.readouterr().out
     assert "effusion" in text
     assert "best at x" in text
+
+
+def test_a_notebook_walks_through_a_trained_model(tmp_path, monkeypatch, capsys, published):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/demo").symlink_to(published)
+    monkeypatch.chdir(tmp_path)
+    try:
+        names = run(EXAMPLES / "trained_model.ipynb")
+        assert len(plt.get_fignums()) == 3
+    finally:
+        plt.close("all")
+    assert {hit.split for hit in names["hits"]} == {"test"}
+    scores = [hit.score for hit in names["hits"]]
+    assert scores == sorted(scores, reverse=True)
+    assert names["best"].subject_id not in {hit.subject_id for hit in names["neighbours"]}
+    printed = capsys.readouterr().out
+    assert all(finding.name in printed for finding in names["model"].findings)
+    assert "said in" in printed
+
+
+@pytest.mark.parametrize("name", ["false_negatives", "first_model", "your_labels"])
+def test_the_other_notebooks_are_short_and_keep_no_output(name: str) -> None:
+    file = EXAMPLES / f"{name}.ipynb"
+    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+    assert len(cells) < 15
+    assert not any(cell.get("outputs") for cell in cells)
+    for code in code_of(file):
+        compile(code, name, "exec")
+        assert "subprocess" not in code

@@ -1,4 +1,4 @@
-"""The fuzzer counts what comes out of the gate, and calls nothing sound that is not."""
+"""The fuzzer counts what comes out of the gate, calls nothing sound that is not, and repeats."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.reliability import fuzz
+from benchmarks.reliability.mutants import pick, read_seed
 from medclip_dcl.core.errors import ImageError
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import Decoder
@@ -36,3 +37,11 @@ class Answering(Decoder):
 )
 def test_only_a_typed_refusal_or_a_picture_is_no_escape(answer, reason):
     assert fuzz.ask(Answering(answer), b"")[0] == reason
+
+
+def test_a_number_names_a_mutant_for_good() -> None:
+    seeds = [read_seed(data) for data in (*fuzz.dicom_seeds(), *fuzz.raster_seeds())]
+    first = [pick(seeds, "run", number) for number in range(40)]
+    assert first == [pick(seeds, "run", number) for number in range(40)]
+    assert first != [pick(seeds, "another run", number) for number in range(40)]
+    assert len(set(first)) > 35
