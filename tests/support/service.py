@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
@@ -128,12 +128,11 @@ def running(
     process = _start(words, log, output) if fresh else _fork(words, log, output, constants or {})
     service = Service(process, log)
     try:
-        while not (output.is_file() and output.read_text().endswith("\n")):
-            assert service.exit_code() is None, log.read_text()
-            time.sleep(0.01)
+        _until(service, lambda: output.is_file() and output.read_text().endswith("\n"))
         service.url = json.loads(output.read_text())["url"]
         if wait:
-            _wait(service)
+            with service.client() as client:
+                _until(service, lambda: client.get("/ready").status_code == 200)
         yield service
     finally:
         service.process.terminate()
@@ -167,13 +166,9 @@ def prepare(constants: Mapping[str, float]) -> None:
         setattr(importlib.import_module(module), name, value)
 
 
-def _wait(service: Service) -> None:
+def _until(service: Service, is_so: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENCE_S
-    with service.client() as client:
-        while time.monotonic() < end:
-            answer = client.get("/ready")
-            if answer.status_code == 200:
-                return
-            assert answer.json()["code"] == "loading", answer.text
-            time.sleep(0.1)
-    raise AssertionError("the service did not get ready")
+    while not is_so():
+        assert service.exit_code() is None, service.log.read_text()
+        assert time.monotonic() < end, "the service did not get ready"
+        time.sleep(0.02)
