@@ -49,11 +49,9 @@ WAYS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def step(way: str, dtype: torch.dtype, rows: slice, wrapped: bool = False) -> dict[str, Tensor]:
     """Loss, share on the floor and every gradient of the pairs in `rows`, both directions."""
-    model = (
-        build_dual_encoder(tiny_model_config(gamma_squared=SCALES[dtype]), TEXT, seed=0)
-        .to(dtype)
-        .eval()
-    )  # eval: batch statistics would be local
+    settings = tiny_model_config(gamma_squared=SCALES[dtype])
+    model = build_dual_encoder(settings, TEXT, seed=0).to(dtype)
+    model.eval()  # batch statistics would be local
     network = DistributedDataParallel(model) if wrapped else model
     gather = WAYS[way]
     pixels = to_input(random_images(GLOBAL_BATCH), 64).to(dtype)[rows]

@@ -17,27 +17,15 @@ from medclip_dcl.text.labeler.labels import FINDINGS, ReportLabels
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 
-def claims(
-    asserted: str = "", negated: str = "", hedged: str = "", normal: bool = False
-) -> ReportLabels:
-    """`asserted`: comma-separated findings, a side after a slash, as in `Edema/left`."""
-    found: dict[str, frozenset[str]] = {}
-    for entry in filter(None, asserted.split(",")):
-        name, _, side = entry.partition("/")
-        found[name] = found.get(name, frozenset()) | ({side} if side else frozenset())
-    return ReportLabels(
-        found,
-        frozenset(filter(None, negated.split(","))),
-        frozenset(filter(None, hedged.split(","))),
-        normal,
+def claims(*asserted: str, negated=(), uncertain=(), normal=False) -> ReportLabels:
+    """What a text says; sides as in `Edema|left`."""
+    return ReportLabels.from_row(
+        {"asserted": asserted, "negated": negated, "uncertain": uncertain, "normal": normal}
     )
 
 
-SILENT = claims()
-POSITIVE = claims("Edema")
-NEGATIVE = claims(negated="Edema")
-HEDGED = claims(hedged="Edema")
-NORMAL = claims(normal=True)
+SILENT, POSITIVE, NORMAL = claims(), claims("Edema"), claims(normal=True)
+NEGATIVE, HEDGED = claims(negated=["Edema"]), claims(uncertain=["Edema"])
 
 
 def test_one_claim_against_every_kind_of_report() -> None:
@@ -51,23 +39,19 @@ def test_one_claim_against_every_kind_of_report() -> None:
     ]
 
 
-SIDES = {  # anchor -> relation to reports that name the left, the right, no side, and both
-    "Edema/left": [SAME, DIFFERENT, UNCLEAR, SAME],
-    "Edema/left,Edema/right": [DIFFERENT, DIFFERENT, UNCLEAR, SAME],
-    "Edema": [SAME, SAME, SAME, SAME],
-}
-
-
 def test_a_side_counts_where_the_anchor_names_one() -> None:
-    anchors = encode_claims([claims(anchor) for anchor in SIDES])
-    named = ("Edema/left", "Edema/right", "Edema", "Edema/left,Edema/right")
-    reports = encode_claims([claims(report) for report in named])
-    assert relation_matrix(anchors, reports).tolist() == list(SIDES.values())
+    left, right, both = "Edema|left", "Edema|right", ("Edema|left", "Edema|right")
+    texts = encode_claims([claims(left), claims(*both), claims("Edema"), claims(right)])
+    assert relation_matrix(texts[:3], texts).tolist() == [
+        [SAME, SAME, UNCLEAR, DIFFERENT],
+        [DIFFERENT, SAME, UNCLEAR, DIFFERENT],
+        [SAME, SAME, SAME, SAME],
+    ]
 
 
 def test_a_label_table_knows_no_side_hedges_minus_one_and_says_normal():
     labels = encode_labels([{"Edema": 1}, {"Edema": 0}, {"Edema": -1}, {"Edema": None}])
-    anchors = encode_claims([claims("Edema"), claims("Edema/left"), NEGATIVE])
+    anchors = encode_claims([POSITIVE, claims("Edema|left"), NEGATIVE])
     assert relation_matrix(anchors, labels).tolist() == [
         [SAME, DIFFERENT, UNCLEAR, DIFFERENT],
         [UNCLEAR, DIFFERENT, UNCLEAR, DIFFERENT],
@@ -79,7 +63,7 @@ def test_a_label_table_knows_no_side_hedges_minus_one_and_says_normal():
 
 def test_codes_hold_every_finding_and_normal() -> None:
     findings = [name for name in LABELS if name != "No Finding"]
-    codes = encode_claims([claims(f"{name}/left") for name in findings] + [NORMAL])
+    codes = encode_claims([claims(f"{name}|left") for name in findings] + [NORMAL])
     assert codes.dtype == torch.int8
     assert codes.shape == (14, (len(FINDINGS) + 1))
     assert (codes != 0).sum(dim=1).tolist() == [1] * 14

@@ -1,9 +1,10 @@
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from medclip_dcl.core.artifact import make_fingerprint
+from medclip_dcl.core.artifact import HEADER, make_fingerprint
 from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.core.errors import ArtifactError, ArtifactStale, CheckpointError
 from medclip_dcl.training.checkpoint import ARTIFACT, WEIGHTS, CheckpointStore, Snapshot
@@ -18,8 +19,8 @@ def store(folder: Path, rate: float = 0.1) -> CheckpointStore:
     )
 
 
-def snapshot(step: int, numbers: int = 6) -> Snapshot:
-    weights = {"w": torch.arange(numbers).float().reshape(2, -1).T + step, "n": torch.tensor(step)}
+def snapshot(step: int) -> Snapshot:
+    weights = {"w": torch.arange(6).float().reshape(2, -1).T + step, "n": torch.tensor(step)}
     moments = {"exp_avg/w": torch.full((3,), float(step)), "step/w": torch.tensor(float(step))}
     return Snapshot(step, weights, moments, {"skipped": 2})
 
@@ -54,20 +55,20 @@ def test_the_newest_are_kept_and_nothing_that_a_kill_left_of_a_removal(tmp_path)
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "lost", "header"])
-def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (WEIGHTS, lambda file: os.truncate(file, file.stat().st_size // 2)),
+        (WEIGHTS, lambda file: file.write_bytes(file.read_bytes()[:-1] + b"\1")),
+        (WEIGHTS, Path.unlink),
+        (HEADER, lambda file: os.truncate(file, file.stat().st_size // 2)),
+    ],
+    ids=["cut", "changed", "lost", "header"],
+)
+def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path: Path, name: str, damage) -> None:
     kept = store(tmp_path)
     kept.save(snapshot(10))
-    newest = kept.save(snapshot(20))
-    file = newest / ("artifact.json" if damage == "header" else WEIGHTS)
-    content = bytearray(file.read_bytes())
-    if damage == "lost":
-        file.unlink()
-    elif damage == "flip":
-        content[-1] ^= 1
-        file.write_bytes(content)
-    else:
-        file.write_bytes(content[: len(content) // 2])
+    damage(kept.save(snapshot(20)) / name)
     found, damaged = store(tmp_path).find()
     assert damaged == ("step-00000020",)
     assert found.step == 10

@@ -12,7 +12,6 @@ from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiasing_gau
 from medclip_dcl.losses.info_nce import multi_positive_loss
 from medclip_dcl.losses.relations import DIFFERENT, SAME, UNCLEAR, encode_claims
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.text.labeler.labels import ReportLabels
 from medclip_dcl.training.dataset import ImageTextBatch, jitter
 from medclip_dcl.training.objective import (
     ContrastiveObjective,
@@ -22,6 +21,7 @@ from medclip_dcl.training.objective import (
     mean_output,
 )
 from medclip_dcl.training.settings import ObjectiveConfig
+from tests.medclip_dcl.losses.test_relations import claims
 from tests.support.tiny_models import pair_batch, tiny_dual_encoder
 
 GAUGES = {
@@ -184,12 +184,6 @@ def test_eta_belongs_to_the_sentence_of_the_anchor() -> None:
     assert loss == pytest.approx(expected.mean().item(), rel=1e-5)
 
 
-def claims(*names: str) -> ReportLabels:
-    return ReportLabels(
-        {name: frozenset() for name in names}, frozenset(), frozenset(), normal=False
-    )
-
-
 SENTENCES = encode_claims([claims("Edema"), claims("Edema"), claims("Fracture"), claims()])
 
 
@@ -226,24 +220,25 @@ def test_own_image_anchors_are_infonce_whatever_is_known_of_the_pairs() -> None:
             assert gauges == of_both
 
 
-def test_shared_labels_leave_the_negatives() -> None:
-    labels = torch.tensor([[1, 0], [1, 1], [0, 1], [0, 0]], dtype=torch.bool)
-    batch = dataclasses.replace(pair_batch(4, eta=0.0), columns={"labels": labels})
-    s = scores(batch)
-    kept = torch.tensor([[1, 0, 1, 1], [0, 1, 0, 1], [1, 0, 1, 1], [1, 1, 1, 1]], dtype=torch.bool)
-    expected = functional.cross_entropy(s.masked_fill(~kept, -torch.inf), torch.arange(4))
-    loss, _ = loss_of(batch, kind="infonce", negatives="remove_labels")
-    assert loss == pytest.approx(expected.item(), rel=1e-5)
+# Texts 0 and 1 say the same (cosine 1), 2 is at 60 degrees to them (cosine .5), 3 opposite.
+VECTORS = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5], [-1.0, 0.0]])
+LABELS = torch.tensor([[1, 0], [1, 1], [0, 1], [0, 0]]).bool()
 
 
-def test_texts_are_compared_by_their_vectors_and_the_closest_leave_the_negatives() -> None:
-    # Texts 0 and 1 say the same (cosine 1), 2 is at 60 degrees to them (cosine .5), 3 opposite.
-    vectors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5], [-1.0, 0.0]])
-    batch = dataclasses.replace(pair_batch(4, eta=0.0), columns={"text_vectors": vectors})
+@pytest.mark.parametrize(
+    ("negatives", "columns", "close"),
+    [
+        ("remove_similar", {"text_vectors": VECTORS}, [(0, 1), (1, 0)]),
+        ("remove_labels", {"labels": LABELS}, [(0, 1), (1, 0), (1, 2), (2, 1)]),
+    ],
+)
+def test_close_texts_and_shared_labels_leave_the_negatives(negatives, columns, close) -> None:
+    batch = dataclasses.replace(pair_batch(4, eta=0.0), columns=columns)
     s = scores(batch)
-    kept = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]], dtype=torch.bool)
-    expected = functional.cross_entropy(s.masked_fill(~kept, -torch.inf), torch.arange(4))
-    loss, gauges = loss_of(batch, threshold=0.6, kind="infonce", negatives="remove_similar")
+    for pair in close:
+        s[pair] = -torch.inf
+    loss, gauges = loss_of(batch, threshold=0.6, kind="infonce", negatives=negatives)
+    expected = functional.cross_entropy(s, torch.arange(4))
     assert loss == pytest.approx(expected.item(), rel=1e-5)
-    assert gauges["negatives_removed"].item() == pytest.approx(2 / 12)
-    assert gauges["effective_negatives"].item() == pytest.approx((2 + 2 + 3 + 3) / 4)
+    assert gauges["negatives_removed"].item() == pytest.approx(len(close) / 12)
+    assert gauges["effective_negatives"].item() == pytest.approx((12 - len(close)) / 4)

@@ -1,6 +1,9 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from medclip_dcl.core.errors import CheckpointError
 from medclip_dcl.models.dual_encoder import DualEncoder
@@ -56,24 +59,18 @@ def test_what_a_vision_transformer_adds_to_its_patches_does_not_decay(kind: str)
 
 def test_restored_state_gives_the_same_next_step_and_of_another_model_is_refused():
     model, other = tiny_dual_encoder(), tiny_dual_encoder()
-    optimizer, restored = (
-        optim.build_optimizer(model, SETTINGS),
-        optim.build_optimizer(other, SETTINGS),
-    )
+    optimizer, restored = (optim.build_optimizer(each, SETTINGS) for each in (model, other))
     step(model, optimizer)
-    saved = {
-        name: tensor.clone() for name, tensor in optim.optimizer_tensors(optimizer, model).items()
-    }
+    saved = copy.deepcopy(optim.optimizer_tensors(optimizer, model))
     other.load_state_dict(model.state_dict())
     optim.load_optimizer_tensors(restored, other, saved)
     step(model, optimizer)
     step(other, restored)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
-    with pytest.raises(CheckpointError, match="exp_avg/nowhere"):
-        optim.load_optimizer_tensors(optimizer, model, {"exp_avg/nowhere": torch.zeros(3)})
-    with pytest.raises(CheckpointError, match="exp_avg/gamma"):
-        optim.load_optimizer_tensors(optimizer, model, {"exp_avg/gamma": torch.zeros(3)})
+    for name in ("exp_avg/nowhere", "exp_avg/gamma"):
+        with pytest.raises(CheckpointError, match=name):
+            optim.load_optimizer_tensors(optimizer, model, {name: torch.zeros(3)})
 
 
 def test_warm_up_is_linear_to_the_peak_and_the_cosine_half_in_its_middle():
@@ -82,6 +79,32 @@ def test_warm_up_is_linear_to_the_peak_and_the_cosine_half_in_its_middle():
     assert optim.learning_rate_share(4, 4, 104) == 1.0
     assert optim.learning_rate_share(54, 4, 104) == pytest.approx(0.5)
     assert 0 < optim.learning_rate_share(103, 4, 104) < 0.001
+
+
+@pytest.mark.parametrize("of_text", [4e-4, 2e-5])
+def test_each_part_has_its_own_learning_rate(of_text: float) -> None:
+    settings = TrainConfig(learning_rate=1e-4, text_learning_rate=of_text)
+    for name in ("image.backbone.x", "region_projection.bias", "gamma"):
+        assert optim.peak_learning_rate(name, settings) == 1e-4
+    for name in ("text.backbone.x", "text.projection.bias"):
+        assert optim.peak_learning_rate(name, settings) == of_text
+
+
+def test_frozen_parts_and_frozen_batch_norms_of_one_or_many_gpus_are_in_eval_mode():
+    one, many = tiny_dual_encoder(), tiny_dual_encoder()
+    many.image = nn.SyncBatchNorm.convert_sync_batchnorm(many.image)
+    assert many.state_dict().keys() == one.state_dict().keys()
+    for encoder, kind in ((one, nn.BatchNorm2d), (many, nn.SyncBatchNorm)):
+        norms = [module for module in encoder.modules() if isinstance(module, _BatchNorm)]
+        assert {type(norm) for norm in norms} == {kind}
+        optim.set_training_mode(encoder, freeze_batchnorm=True)
+        assert not any(norm.training for norm in norms)
+        assert encoder.text.backbone.training
+        frozen = frozenset({optim.ParamGroup.TEXT})
+        optim.set_training_mode(encoder, freeze_batchnorm=False, frozen=frozen)
+        assert all(norm.training for norm in norms)
+        assert not encoder.text.backbone.embeddings.dropout.training
+        assert encoder.text.projection.training
 
 
 @pytest.mark.parametrize(

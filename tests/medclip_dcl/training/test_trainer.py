@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,14 +32,12 @@ TREE = {
 }
 
 
-def good_batch(step: int) -> ImageTextBatch:
-    return pair_batch(6, step=step)
+good_batch = partial(pair_batch, 6)
 
 
-def lit_batch(step: int, pairs: int | None = None, value: float = math.nan) -> ImageTextBatch:
-    """The pairs of this or another step at one brightness; without a number, the loss is none."""
-    batch = pair_batch(6, step=step if pairs is None else pairs)
-    return dataclasses.replace(batch, step=step, brightness=torch.full((6,), value))
+def lit_batch(step: int, value: float = math.nan) -> ImageTextBatch:
+    """The pairs of step 0 at one brightness; not a number: their loss is not one either."""
+    return dataclasses.replace(good_batch(0), step=step, brightness=torch.full((6,), value))
 
 
 def batch_with_a_bad_sample(step: int) -> ImageTextBatch:
@@ -77,37 +76,24 @@ def test_one_bad_sample_never_stops_a_run(tmp_path: Path) -> None:
     assert [line["step"] for line in lines if line["loss"] is None] == [3, 8, 13]
 
 
-def test_steps_around_a_bad_one_are_what_they_would_be_without_it(tmp_path: Path) -> None:
-    """A step that is skipped leaves weights, moments and norm statistics alone."""
-
-    def broken_third(step: int) -> ImageTextBatch:
-        return lit_batch(2, pairs=0) if step == 2 else good_batch(step)
-
-    before = run(tmp_path / "two", steps=2, warmup_steps=2)
-    after = run(tmp_path / "three", broken_third, steps=3, warmup_steps=2)
-    expected = before.published()[1]
-    for name, value in after.published()[1].items():
-        assert torch.equal(value, expected[name]), name
-
-
 def test_bad_samples_alone_stop_a_run_with_their_ids(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"10 steps in a row up to step 10 .* s0, s1"):
         run(tmp_path, lit_batch, save_every_steps=30)
     assert not list(tmp_path.glob("step-*"))
 
 
+BEST = {
+    "validation": [pair_batch(6, step=100)],
+    "validate_every_steps": 3,
+    "best_metric": "validation_loss",
+    "learning_rate": 3e-2,
+    "steps": 12,
+}
+
+
 @pytest.mark.parametrize(("metric", "choose"), [("validation_loss", min), ("", None)])
 def test_the_named_metric_chooses_the_published_step(tmp_path, metric, choose):
-    held_out = [pair_batch(6, step=100)]
-    loop = run(
-        tmp_path,
-        validation=held_out,
-        validate_every_steps=3,
-        best_metric=metric,
-        learning_rate=3e-2,
-        save_every_steps=30,
-        steps=12,
-    )
+    loop = run(tmp_path, **{**BEST, "best_metric": metric, "save_every_steps": 30})
     step, weights = loop.published()
     losses = {
         line["step"]: line["validation_loss"]
@@ -123,13 +109,6 @@ def test_the_named_metric_chooses_the_published_step(tmp_path, metric, choose):
     assert all(torch.equal(saved[name], value) for name, value in weights.items())
 
 
-BEST = {
-    "validation": [pair_batch(6, step=100)],
-    "validate_every_steps": 3,
-    "best_metric": "validation_loss",
-    "learning_rate": 3e-2,
-    "steps": 12,
-}
 HALF = {"precision": "bf16", "steps": 9, "save_every_steps": 3}
 TEXT = {"text": 2}
 ADAPTED = {"lora": TEXT, "steps": 4, "save_every_steps": 2}
@@ -149,11 +128,11 @@ def test_a_run_that_was_cut_ends_with_the_same_bits(tmp_path, monkeypatch, setti
     published, weights = run(tmp_path / "cut", **settings).published()
     assert published == step
     assert all(torch.equal(weights[name], value) for name, value in expected.items())
-    logs = [
-        [{**line, "images_per_s": None} for line in read_metrics(at)]
-        for at in (tmp_path / "cut", tmp_path / "whole")
-    ]
-    assert logs[0] == logs[1]
+    whole, resumed = (
+        [{**line, "images_per_s": None} for line in read_metrics(tmp_path / name)]
+        for name in ("whole", "cut")
+    )
+    assert resumed == whole
     monkeypatch.setattr(AcceleratorState, "_shared_state", {})
 
 
@@ -161,7 +140,7 @@ def test_the_log_has_the_norm_of_each_gradient_and_the_share_that_was_clipped(tm
     """One batch is learned until its gradient is short; every fifth step has none: not clipped."""
 
     def same_batch(step: int) -> ImageTextBatch:
-        return lit_batch(step, pairs=0, value=math.inf if step % 5 == 2 else 1.0)
+        return lit_batch(step, math.inf if step % 5 == 2 else 1.0)
 
     run(tmp_path, same_batch, learning_rate=1e-2)
     clipped = 0
