@@ -94,12 +94,14 @@ def test_uncertain_and_blank_labels_are_dropped():
     assert truth.tolist() == [[1, 0, UNKNOWN, UNKNOWN, UNKNOWN], [UNKNOWN] * 5]
 
 
+TWELVE = shown(*[{(0, 0): "fluid"}] * 6, *[{(1, 1): "cyst"}] * 6)
+
+
 def test_a_finding_without_a_negative_prompt_is_ranked_by_the_mean_of_its_positives() -> None:
-    images = shown(*[{(0, 0): "fluid"}] * 6, *[{(1, 1): "cyst"}] * 6)
     prompts = {"fluid": ("Fluid.",), "cyst": ("Cyst.",), "either": ("Fluid.", "Cyst.")}
     findings = [Finding(name, texts) for name, texts in prompts.items()]
     truth = np.array([[1] * 6 + [0] * 6] * 3, dtype=np.int8)
-    outcome, rows = evaluate_findings(oracle(), images, findings, truth, NO_DRAWS)
+    outcome, rows = evaluate_findings(oracle(), TWELVE, findings, truth, NO_DRAWS)
     assert [outcome.groups[name]["auc"].value for name in prompts] == [1.0, 0.0, 0.5]
     fluid, cyst, either = np.array([row["margin"] for row in rows]).reshape(3, 12)
     assert either == pytest.approx((fluid + cyst) / 2)
@@ -108,18 +110,11 @@ def test_a_finding_without_a_negative_prompt_is_ranked_by_the_mean_of_its_positi
     assert (found.value, found.reason) == (None, "a prompt scores all images alike")
 
 
-RISING = np.arange(10.0) / 10
-"""Scores 0, .1 to .9 of ten images: variance 8.25 / 100."""
-
-
-def test_the_correlation_of_pairs_is_that_of_the_hand_and_of_few_or_constant_scores_none():
-    # Neighbours change places: every (x - y)**2 is .01, so sum xy = sum xx - 10 * .01 / 2, and the
-    # correlation is 1 - .05 / .825.
-    swapped = RISING.reshape(5, 2)[:, ::-1].ravel()
-    assert pair_correlation(RISING, swapped) == pytest.approx(1 - 0.05 / 0.825, abs=1e-12)
-    assert pair_correlation(RISING, 0.5 - RISING) == pytest.approx(-1.0, abs=1e-12)
-    few, constant = RISING[: LEAST_IMAGES - 1], np.full(10, 0.2)
-    for pair in (RISING, constant), (constant, constant), (few, few), (few[:0], few[:0]):
+def test_the_correlation_of_few_or_constant_scores_is_none():
+    rising, constant = np.linspace(0, 1, LEAST_IMAGES), np.full(LEAST_IMAGES, 0.2)
+    assert pair_correlation(rising, 0.5 - rising) == pytest.approx(-1.0, abs=1e-12)
+    few = rising[1:]
+    for pair in (rising, constant), (constant, constant), (few, few), (few[:0], few[:0]):
         assert pair_correlation(*pair) is None
 
 
@@ -143,20 +138,12 @@ def test_pairs_above_the_limit_and_areas_below_one_half_are_warned_of():
 
 
 def test_a_pair_of_one_sentence_correlates_fully_and_one_of_two_does_not():
-    images = shown(*[{(0, 0): "fluid"}] * 6, *[{(1, 1): "cyst"}] * 6)
-    findings = (
-        Finding("fluid", ("Fluid.",), ("Cyst.",)),
-        Finding("same", ("Fluid.",), ("Fluid.",)),
-    )
+    prompts = {"fluid": "Cyst.", "same": "Fluid."}
+    findings = [Finding(name, ("Fluid.",), (text,)) for name, text in prompts.items()]
     truth = np.full((2, 12), UNKNOWN, dtype=np.int8)  # no label is needed
-    outcome, rows = evaluate_findings(oracle(), images, findings, truth, BootstrapOptions(0, 0))
-    correlations = [outcome.groups[item.name]["prompt_correlation"].value for item in findings]
+    outcome, rows = evaluate_findings(oracle(), TWELVE, findings, truth, NO_DRAWS)
+    correlations = [outcome.groups[name]["prompt_correlation"].value for name in prompts]
     assert correlations == pytest.approx([-1.0, 1.0])
     assert [item.finding for item in check_pairs(outcome.groups)] == ["same"]
-    scores = np.array(
-        [[row["positive"], row["negative"]] for row in rows if row["finding"] == "fluid"]
-    )
-    assert pair_correlation(*scores.T) == pytest.approx(-1.0)
-    assert scores[:, 0] - scores[:, 1] == pytest.approx(
-        [row["margin"] for row in rows[:12]], abs=1e-7
-    )
+    for row in rows:
+        assert row["positive"] - row["negative"] == pytest.approx(row["margin"], abs=1e-7)

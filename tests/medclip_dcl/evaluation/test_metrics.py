@@ -1,23 +1,31 @@
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import pytest
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import (
+    average_precision_score,
     balanced_accuracy_score,
     brier_score_loss,
+    f1_score,
     label_ranking_average_precision_score,
+    matthews_corrcoef,
+    precision_score,
+    recall_score,
     roc_auc_score,
 )
 
 from medclip_dcl.core.errors import MetricError
 from medclip_dcl.evaluation.metrics import (
     BootstrapOptions,
+    average_precision,
     balanced_accuracy,
     best_ranks,
     brier_score,
     calibration_error,
     chance_recall,
+    confusion_metrics,
     estimate,
     mean,
     median,
@@ -34,15 +42,46 @@ def truth(*values):
     return np.array(values, dtype=bool)
 
 
-def test_auc_counts_ordered_pairs_as_scikit_learn_does_on_tied_scores():
+OF_SCORES = {"auc": roc_auc_score, "auprc": average_precision_score, "brier": brier_score_loss}
+OF_CALLS = {
+    "sensitivity": recall_score,
+    "specificity": partial(recall_score, pos_label=False),
+    "ppv": precision_score,
+    "npv": partial(precision_score, pos_label=False),
+    "f1": f1_score,
+    "mcc": matthews_corrcoef,
+}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_figures_agree_with_scikit_learn_on_tied_scores_in_every_sample(seed):
+    generator = np.random.default_rng(seed)
+    scores, positive = generator.integers(0, 9, 60) / 9, generator.random(60) < 0.3
+    weights = patient_weights(60, 5, generator)
+    metrics = (roc_auc, average_precision, brier_score)
+    areas = [metric(scores, positive, weights) for metric in metrics]
+    figures = dict(zip(OF_SCORES, areas, strict=True))
+    figures |= confusion_metrics(scores, positive, 4 / 9, weights)
+    for name, values in figures.items():
+        given = scores if name in OF_SCORES else scores >= 4 / 9
+        oracle = (OF_SCORES | OF_CALLS)[name]
+        expected = [oracle(positive, given, sample_weight=row) for row in weights]
+        assert values == pytest.approx(expected, abs=1e-12), name
+
+
+def test_areas_and_calls_that_are_all_alike_by_hand():
     # Pairs (positive, negative): .8>.6, .8>.1, .3<.6, .3>.1 -> 3 of 4.
     assert roc_auc(np.array([0.8, 0.3, 0.6, 0.1]), truth(1, 1, 0, 0)) == [0.75]
-    generator = np.random.default_rng(1)
-    for _ in range(20):
-        scores = generator.integers(0, 7, 60) / 7
-        positive = generator.random(60) < 0.3
-        expected = roc_auc_score(positive, scores)
-        assert value_of(roc_auc(scores, positive)) == pytest.approx(expected, abs=1e-12)
+    # Ranked: hit (1/1), miss, hit (2/3) -> mean of the precisions at both hits.
+    scores = np.array([0.9, 0.5, 0.4])
+    assert average_precision(scores, truth(1, 0, 1))[0] == pytest.approx((1 + 2 / 3) / 2)
+    assert average_precision(np.zeros(4), truth(1, 0, 0, 0)) == [0.25]  # ties: the prevalence
+    assert value_of(average_precision(scores, truth(0, 0, 0))) is None
+    scores, positive = np.array([0.2, 0.8]), truth(0, 1)
+    low, high = (confusion_metrics(scores, positive, level) for level in (0.1, 0.9))
+    assert low["mcc"] == high["mcc"] == [0.0]
+    assert np.isnan([low["npv"][0], high["ppv"][0]]).all()
+    assert (low["ppv"], high["npv"], high["f1"]) == ([0.5], [0.5], [0.0])
 
 
 def test_balanced_accuracy_agrees_with_scikit_learn_and_calls_0_absent():
@@ -113,16 +152,15 @@ TRUE = np.array([False, False, True, True, True, False])
 
 def test_the_error_is_the_one_worked_out_by_hand_and_an_edge_belongs_to_the_bin_above_it():
     # two bins: [0, .5) says 1/6 and finds 1/3; [.5, 1] says 2.6/3 and finds 2/3
-    assert calibration_error(SAID, TRUE, bins=2)[0] == pytest.approx(
-        0.5 * (0.5 + 0.6) / 3, rel=1e-12
-    )
+    halves = calibration_error(SAID, TRUE, bins=2)[0]
+    assert halves == pytest.approx(0.5 * (0.5 + 0.6) / 3, rel=1e-12)
     assert brier_score(SAID, TRUE)[0] == pytest.approx((0.01 + 0.04 + 0.64 + 0.09 + 0.01 + 1) / 6)
     # .05 and .1 are in two bins: (.95 + .1) / 2; in one they would err by (.95 - .1) / 2
     found = calibration_error(np.array([0.05, 0.1]), np.array([True, False]))
     assert found[0] == pytest.approx(1.05 / 2)
 
 
-def test_bins_and_scores_agree_with_scikit_learn():
+def test_bins_agree_with_scikit_learn():
     rng = np.random.default_rng(0)
     said = rng.uniform(size=500)
     true = rng.uniform(size=500) < said**2
@@ -130,7 +168,6 @@ def test_bins_and_scores_agree_with_scikit_learn():
     sizes = np.histogram(said, bins=10, range=(0, 1))[0]
     expected = (sizes * np.abs(shares - means)).sum() / 500
     assert calibration_error(said, true)[0] == pytest.approx(expected, abs=1e-12)
-    assert brier_score(said, true)[0] == pytest.approx(brier_score_loss(true, said), abs=1e-12)
 
 
 def test_correlation_by_hand_and_none_without_spread():
@@ -170,8 +207,8 @@ SUBJECTS = ["a", "a", "b", "c", "d", "e", "f", "g"]
 VALUES = np.arange(8.0)
 
 
-def mean_of(values, subjects, samples, seed=1, undefined=""):
-    options = BootstrapOptions(samples, seed)
+def mean_of(values, subjects, samples, undefined=""):
+    options = BootstrapOptions(samples, seed=1)
     return estimate(lambda each: {"mean": mean(values, each)}, subjects, options, undefined)["mean"]
 
 

@@ -12,13 +12,7 @@ from medclip_dcl.likelihood.masked_lm import load_language_model
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.corpus import TokenTable
-from medclip_dcl.training.dataset import (
-    ImageTextDataset,
-    draw_crops,
-    jitter,
-    prefetch,
-    slack_px,
-)
+from medclip_dcl.training.dataset import ImageTextDataset, draw_crops, jitter, prefetch, slack_px
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.supervision import read_supervision
@@ -132,10 +126,8 @@ def test_an_input_that_would_show_small_parts_of_images_is_refused() -> None:
 
 def test_a_corpus_holds_one_split_and_no_patient_of_another(work: Path) -> None:
     train, validate = read_tiny_corpus(work), read_tiny_corpus(work, "validate")
-    assert len(train.study_ids) == 24
-    assert len(validate.study_ids) == 8
+    assert (len(train.study_ids), len(validate.study_ids)) == (24, 8)
     assert set(train.subject_ids).isdisjoint(validate.subject_ids)
-    assert len(train.images.sizes) == 24
     assert train.images.sizes.tolist() == [2, 1, 1, 1] * 6
     assert len(train.texts) == len(set(train.text_keys)) == 8
     assert train.eta.tolist() == pytest.approx([0.05] * 8)

