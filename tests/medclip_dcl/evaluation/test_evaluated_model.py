@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -70,10 +72,7 @@ def test_a_clip_is_examined_behind_two_functions():
 )
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_what_is_no_region_vector_is_refused_by_name(vectors, message):
-    class Wrong:
-        def embed_images(self, _images):
-            return vectors
-
-    model = EvaluatedModel("wrong", Wrong(), SimilarityConfig(kind="global"), 1.0)
+    wrong = SimpleNamespace(embed_images=lambda _: vectors)
+    model = EvaluatedModel("wrong", wrong, SimilarityConfig(kind="global"), 1.0)
     with pytest.raises(CheckpointError, match=message):
         model.embed_images(IMAGES)

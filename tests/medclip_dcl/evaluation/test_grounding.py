@@ -67,11 +67,16 @@ def test_lengths_of_region_vectors_do_not_move_heatmaps():
     assert moved == plain
 
 
+def fluid_in(*box: float) -> BoxedSentence:
+    """The sentence of the fluid with a box (x, y, width, height)."""
+    return BoxedSentence(0, "Fluid", "Fluid.", "fluid", np.array([box]))
+
+
 def test_heatmaps_are_compared_at_a_bounded_size_and_are_never_enlarged():
     image = shown({(0, 1): "fluid"}, size_px=(100, 200))
-    upper = BoxedSentence(0, "Fluid", "Fluid.", "fluid", np.array([[0.0, 0.0, 200.0, 33.0]]))
+    upper = [fluid_in(0.0, 0.0, 200.0, 33.0)]
     areas = [
-        evaluate_grounding(oracle(), image, [upper], longest, SAMPLING)[1][0]["area"]
+        evaluate_grounding(oracle(), image, upper, longest, SAMPLING)[1][0]["area"]
         for longest in (2, 20, 200, 400)
     ]
     assert areas == [0, 0.3, 0.33, 0.33]  # of 1, 10, 100 and 100 rows: centres above .33
@@ -83,16 +88,17 @@ def test_a_crop_sees_no_margin_and_its_heatmap_keeps_its_place():
     fit = Fit("crop", "bilinear", resized_px=500)
     crop = replace(shown({(0, 1): "fluid"}, size_px=(100, 200)), fit=fit, size_px=465)
     assert crop.window(0) == pytest.approx((53.4, 3.4, 93, 93))
-    box = BoxedSentence(0, "Fluid", "Fluid.", "fluid", np.array([[76.25, 3.0, 23.25, 23.25]]))
-    far = BoxedSentence(0, "Fluid", "Fluid.", "fluid", np.array([[150.0, 3.0, 40.0, 90.0]]))
-    outcome, _ = evaluate_grounding(oracle(), crop, [box], 200, SAMPLING)
-    assert outcome.figures["cnr_signed"].value > 1
-    lower = replace(box, boxes=box.boxes + np.array([[0.0, 60.0, 0.0, 0.0]]))
-    assert evaluate_grounding(oracle(), crop, [lower], 200, SAMPLING)[1][0]["cnr_signed"] < 0
-    _, missed = evaluate_grounding(oracle(), crop, [far], 200, SAMPLING)
-    assert (missed[0]["cnr_signed"], missed[0]["pointed"]) == (None, False)  # outside what is seen
-    other = replace(far, text="Cyst.", key="cyst")
-    _, ranks = evaluate_boxes(oracle(), crop, [box, other], SAMPLING)
+    right, lower = fluid_in(76.25, 3.0, 23.25, 23.25), fluid_in(76.25, 63.0, 23.25, 23.25)
+    outside = fluid_in(150.0, 3.0, 40.0, 90.0)  # of what is seen
+    hit, low, missed = (
+        evaluate_grounding(oracle(), crop, [unit], 200, SAMPLING)[1][0]
+        for unit in (right, lower, outside)
+    )
+    assert hit["cnr_signed"] > 1
+    assert low["cnr_signed"] < 0
+    assert (missed["cnr_signed"], missed["pointed"]) == (None, False)
+    other = replace(outside, text="Cyst.", key="cyst")
+    _, ranks = evaluate_boxes(oracle(), crop, [right, other], SAMPLING)
     assert ranks[0]["rank"] == 1
 
 

@@ -50,6 +50,7 @@ OF_CALLS = {
     "npv": partial(precision_score, pos_label=False),
     "f1": f1_score,
     "mcc": matthews_corrcoef,
+    "balanced accuracy": balanced_accuracy_score,
 }
 
 
@@ -61,7 +62,9 @@ def test_figures_agree_with_scikit_learn_on_tied_scores_in_every_sample(seed):
     metrics = (roc_auc, average_precision, brier_score)
     areas = [metric(scores, positive, weights) for metric in metrics]
     figures = dict(zip(OF_SCORES, areas, strict=True))
+    # The threshold itself is called present, a margin of 0 absent.
     figures |= confusion_metrics(scores, positive, 4 / 9, weights)
+    figures["balanced accuracy"] = balanced_accuracy(scores - 3 / 9, positive, weights)
     for name, values in figures.items():
         given = scores if name in OF_SCORES else scores >= 4 / 9
         oracle = (OF_SCORES | OF_CALLS)[name]
@@ -77,22 +80,14 @@ def test_areas_and_calls_that_are_all_alike_by_hand():
     assert average_precision(scores, truth(1, 0, 1))[0] == pytest.approx((1 + 2 / 3) / 2)
     assert average_precision(np.zeros(4), truth(1, 0, 0, 0)) == [0.25]  # ties: the prevalence
     assert value_of(average_precision(scores, truth(0, 0, 0))) is None
+    for metric in (roc_auc, balanced_accuracy):  # they need both classes
+        for positive in (truth(1, 1, 1), truth(0, 0, 0)):
+            assert value_of(metric(scores, positive)) is None
     scores, positive = np.array([0.2, 0.8]), truth(0, 1)
     low, high = (confusion_metrics(scores, positive, level) for level in (0.1, 0.9))
     assert low["mcc"] == high["mcc"] == [0.0]
     assert np.isnan([low["npv"][0], high["ppv"][0]]).all()
     assert (low["ppv"], high["npv"], high["f1"]) == ([0.5], [0.5], [0.0])
-
-
-def test_balanced_accuracy_agrees_with_scikit_learn_and_calls_0_absent():
-    generator = np.random.default_rng(3)
-    for _ in range(20):
-        margins, positive = generator.integers(-3, 4, 50) / 4, generator.random(50) < 0.4
-        expected = balanced_accuracy_score(positive, margins > 0)
-        assert value_of(balanced_accuracy(margins, positive)) == pytest.approx(expected, abs=1e-12)
-    for positive in (truth(1, 1), truth(0, 0)):  # figures that need both classes
-        assert value_of(roc_auc(np.array([0.2, 0.4]), positive)) is None
-        assert value_of(balanced_accuracy(np.array([0.2, 0.4]), positive)) is None
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
@@ -133,15 +128,7 @@ def test_weights_give_what_repeated_rows_give(seed):
     said = generator.random(40)
     weights = patient_weights(40, 30, generator)
     rows = [np.repeat(np.arange(40), row) for row in weights]
-    pairs = {
-        roc_auc: (scores, positive),
-        balanced_accuracy: (scores, positive),
-        calibration_error: (said, positive),
-        brier_score: (said, positive),
-        mean: (scores,),
-        median: (scores,),
-    }
-    for of, data in pairs.items():
+    for of, *data in (calibration_error, said, positive), (mean, scores), (median, scores):
         repeated = [of(*(column[row] for column in data))[0] for row in rows]
         assert of(*data, weights) == pytest.approx(repeated, abs=1e-12), of.__name__
 

@@ -112,11 +112,8 @@ def test_regions_in_a_box_count_alike_whatever_their_lengths():
 
 
 def test_a_study_enters_the_report_pool_once_and_only_with_a_report():
-    sentences = [
-        {"study_id": "s", "text": "One."},
-        {"study_id": "s", "text": "Two."},
-        {"study_id": "t", "text": "Three."},
-    ]
+    texts = (("s", "One."), ("s", "Two."), ("t", "Three."))
+    sentences = [{"study_id": study, "text": text} for study, text in texts]
     chosen, reports = reports_of_images(
         ["s", "silent", "t", "s"], sentences, 10, np.random.default_rng(0)
     )

@@ -10,11 +10,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from medclip_dcl.losses.debiased import debiased_terms
 from medclip_dcl.losses.gather import gather_with_grad, positive_columns
 from medclip_dcl.models.dual_encoder import build_dual_encoder
 from medclip_dcl.models.image_encoder import to_input
-from medclip_dcl.training.objective import ObjectiveInputs, direction_loss, mean_output
-from medclip_dcl.training.settings import ObjectiveConfig
 from tests.support import forkserver
 from tests.support.tiny_models import (
     random_images,
@@ -57,22 +56,18 @@ def step(way: str, dtype: torch.dtype, rows: slice, wrapped: bool = False) -> di
     pixels = to_input(random_images(GLOBAL_BATCH), 64).to(dtype)[rows]
     ids, mask = random_tokens(GLOBAL_BATCH)
     regions, sentences = network(pixels, ids[rows], mask[rows])
-    eta, scale = ETA.to(dtype)[rows], model.gamma**2
-    positive = positive_columns(len(eta), eta.device)
-    outputs = [
-        direction_loss(ObjectiveConfig(), ObjectiveInputs(scale * f, positive, eta, model.gamma))
-        for f in (
-            model.score(gather(regions), sentences),
-            model.score(regions, gather(sentences)).T,
-        )
-    ]
-    output = mean_output(outputs)
-    output.loss.backward()
+    positive = positive_columns(len(sentences), sentences.device)
+    loss = share = 0
+    for f in (model.score(gather(regions), sentences), model.score(regions, gather(sentences)).T):
+        terms = debiased_terms(model.gamma**2 * f, positive, ETA[rows], model.gamma)
+        loss += terms.loss("floor") / 2
+        share += terms.gauges()["frac_floor"] / 2
+    loss.backward()
     parts = {
         name: torch.zeros_like(p) if p.grad is None else p.grad
         for name, p in model.named_parameters()
     }
-    return parts | {"loss": output.loss.detach(), "frac_floor": output.gauges["frac_floor"]}
+    return parts | {"loss": loss.detach(), "frac_floor": share}
 
 
 def main(arguments: Sequence[str]) -> int:

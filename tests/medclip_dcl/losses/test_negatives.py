@@ -4,12 +4,9 @@ import torch
 from medclip_dcl.losses import negatives
 
 POSITIVE = torch.tensor([0, 2, 1])
-
-
-def similarity() -> torch.Tensor:
-    return torch.tensor(
-        [[1.0, 0.95, 0.5, -0.2], [0.95, 0.4, 1.0, 0.1], [0.5, 1.0, 0.0, 0.9]], requires_grad=True
-    )
+SIMILARITY = torch.tensor(
+    [[1.0, 0.95, 0.5, -0.2], [0.95, 0.4, 1.0, 0.1], [0.5, 1.0, 0.0, 0.9]], requires_grad=True
+)
 
 
 def test_a_shared_label_or_a_close_text_removes_a_negative_and_never_the_positive():
@@ -19,7 +16,7 @@ def test_a_shared_label_or_a_close_text_removes_a_negative_and_never_the_positiv
         [1, 1, 0, 1],
         [0, 0, 0, 0],
     ]
-    assert negatives.remove_by_similarity(similarity(), POSITIVE, 0.9).tolist() == [
+    assert negatives.remove_by_similarity(SIMILARITY, POSITIVE, 0.9).tolist() == [
         [0, 0, 1, 1],
         [0, 1, 0, 1],
         [1, 0, 1, 1],
@@ -73,7 +70,7 @@ def test_gauges_of_weights_by_hand() -> None:
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, 5.0])
 def test_softmax_weights_sum_to_the_number_of_negatives(beta: float) -> None:
-    weights = negatives.reweight_by_similarity(similarity(), POSITIVE, beta)
+    weights = negatives.reweight_by_similarity(SIMILARITY, POSITIVE, beta)
     torch.testing.assert_close(weights.sum(1), torch.full((3,), 3.0))
     assert not weights[torch.arange(3), POSITIVE].any()
     assert not weights.requires_grad

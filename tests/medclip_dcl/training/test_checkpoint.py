@@ -1,5 +1,6 @@
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +13,12 @@ from medclip_dcl.training.checkpoint import ARTIFACT, WEIGHTS, CheckpointStore, 
 STEPS = 100
 
 
+def fingerprint(rate: float = 0.1) -> dict[str, Any]:
+    return make_fingerprint(ARTIFACT, {"rate": rate}, {"data": "d1"})
+
+
 def store(folder: Path, rate: float = 0.1) -> CheckpointStore:
-    folder.mkdir(exist_ok=True)
-    return CheckpointStore(
-        folder, make_fingerprint(ARTIFACT, {"rate": rate}, {"data": "d1"}), STEPS
-    )
+    return CheckpointStore(folder, fingerprint(rate), STEPS)
 
 
 def snapshot(step: int) -> Snapshot:
@@ -74,21 +76,19 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path: Path, name: str, 
     assert found.step == 10
 
 
-def test_whole_bytes_that_are_no_checkpoint_stop_the_run(tmp_path: Path) -> None:
-    kept = store(tmp_path)
-    whole = {name: kept.save(snapshot(1)) / name for name in ("optimizer.safetensors", WEIGHTS)}
-    parts = {name: file.read_bytes() for name, file in whole.items()} | {"state.json": b"{}"}
-    for number, (change, summary) in enumerate(
-        [({WEIGHTS: b"no tensors"}, {"step": 2}), ({"state.json": b"{"}, {"step": 2}), ({}, {})]
-    ):
-        folder = tmp_path / str(number)
-        fingerprint = make_fingerprint(ARTIFACT, {"rate": 0.1}, {"data": "d1"})
-        with write_artifact(folder / "step-00000002", ARTIFACT, fingerprint) as writer:
-            for name, content in (parts | change).items():
-                (writer.directory / name).write_bytes(content)
-            writer.commit(summary)
-        with pytest.raises(CheckpointError, match="step-00000002 cannot be read; remove it"):
-            store(folder).find()
+@pytest.mark.parametrize(
+    ("change", "summary"),
+    [({WEIGHTS: b"no tensors"}, {"step": 2}), ({"state.json": b"{"}, {"step": 2}), ({}, {})],
+)
+def test_whole_bytes_that_are_no_checkpoint_stop_the_run(tmp_path, change, summary):
+    sound = store(tmp_path).save(snapshot(1))
+    parts = {file.name: file.read_bytes() for file in sound.iterdir() if file.name != HEADER}
+    with write_artifact(tmp_path / "step-00000002", ARTIFACT, fingerprint()) as writer:
+        for name, content in (parts | change).items():
+            (writer.directory / name).write_bytes(content)
+        writer.commit(summary)
+    with pytest.raises(CheckpointError, match="step-00000002 cannot be read; remove it"):
+        store(tmp_path).find()
 
 
 def test_another_recipe_is_refused_with_the_difference_unless_the_run_is_finished(tmp_path):

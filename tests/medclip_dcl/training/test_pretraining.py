@@ -43,28 +43,26 @@ def test_views_are_parts_of_their_image_and_are_never_mirrored() -> None:
     assert (views[0] - views[3]).abs().max() > 0.05  # two views of one image differ
 
 
-def run(folder: Path, settings: PretrainConfig) -> dict[str, torch.Tensor]:
-    store = CheckpointStore(folder, {"one": 1})
+def run(folder: Path, kind: type[CheckpointStore] = CheckpointStore) -> dict[str, torch.Tensor]:
+    store = kind(folder, {"one": 1})
     with store.locked():
         learner, summary = pretraining.pretrain(
-            settings, ENCODER, IMAGES, range(12), 5, store, **ON
+            SETTINGS, ENCODER, IMAGES, range(12), 5, store, **ON
         )
     assert summary["images"] == 12
     return learner.image.backbone.state_dict()
 
 
+class Stopping(CheckpointStore):
+    def save(self, *arguments: Any, **more: Any) -> Path:
+        super().save(*arguments, **more)
+        raise KeyboardInterrupt
+
+
 def test_a_run_that_was_cut_ends_with_the_same_weights(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", SETTINGS)
-
-    class Stopping(CheckpointStore):
-        def save(self, *arguments: Any, **more: Any) -> Path:
-            super().save(*arguments, **more)
-            raise KeyboardInterrupt
-
-    store = Stopping(tmp_path / "cut", {"one": 1})
-    with store.locked(), pytest.raises(KeyboardInterrupt):
-        pretraining.pretrain(SETTINGS, ENCODER, IMAGES, range(12), 5, store, **ON)
-    resumed = run(tmp_path / "cut", SETTINGS)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", Stopping)
+    whole, resumed = run(tmp_path / "whole"), run(tmp_path / "cut")
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
@@ -73,7 +71,6 @@ def test_weights_are_read_as_a_start(tmp_path: Path) -> None:
     pretraining.write_weights(tmp_path, learner)
     encoder = ImageEncoder(ENCODER)
     report = load_image_weights(encoder, tmp_path)
-    assert not report.missing
-    assert not report.unexpected
+    assert (len(report.missing), len(report.unexpected)) == (0, 0)
     own = learner.image.state_dict()
     assert all(torch.equal(value, own[name]) for name, value in encoder.state_dict().items())

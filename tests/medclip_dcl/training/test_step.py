@@ -86,11 +86,9 @@ def test_a_step_with_a_loss_that_is_not_a_number_changes_nothing() -> None:
 
 
 def test_dropout_is_a_function_of_the_step() -> None:
-    found = []
-    for noise in (1, 2):
-        torch.manual_seed(noise)
-        found.append(losses(make(dropout=0.5)[1]))
-    assert found[0] == found[1] != losses(make()[1])
+    first = losses(make(dropout=0.5)[1])
+    torch.manual_seed(1)  # whatever was drawn before
+    assert first == losses(make(dropout=0.5)[1]) != losses(make()[1])
 
 
 @pytest.mark.parametrize(

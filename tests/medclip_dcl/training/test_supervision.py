@@ -37,8 +37,7 @@ def supervision_of(work: Path, **settings: object) -> Supervision:
 
 
 @pytest.mark.parametrize("relation", ["claims", "labels"])
-def test_sentences_are_true_of_studies_of_their_kind(work: Path, relation: str) -> None:
-    corpus = read_tiny_corpus(work)
+def test_sentences_are_true_of_studies_of_their_kind(work: Path, corpus, relation: str) -> None:
     found = supervision_of(work, relation=relation)
     codes = found.of_texts["sentence_codes"], found.of_studies["report_codes"]
     same = relation_matrix(*codes) == SAME

@@ -91,8 +91,8 @@ BEST = {
 }
 
 
-@pytest.mark.parametrize(("metric", "choose"), [("validation_loss", min), ("", None)])
-def test_the_named_metric_chooses_the_published_step(tmp_path, metric, choose):
+@pytest.mark.parametrize("metric", ["validation_loss", ""])
+def test_the_named_metric_chooses_the_published_step(tmp_path: Path, metric: str) -> None:
     loop = run(tmp_path, **{**BEST, "best_metric": metric, "save_every_steps": 30})
     step, weights = loop.published()
     losses = {
@@ -101,10 +101,10 @@ def test_the_named_metric_chooses_the_published_step(tmp_path, metric, choose):
         if "validation_loss" in line
     }
     assert list(losses) == [3, 6, 9, 12]
-    best = min(losses, key=losses.__getitem__) if choose else 12
+    best = min(losses, key=losses.__getitem__) if metric else 12
     assert step == best
     folders = {path.name for path in tmp_path.glob("step-*")}
-    assert folders == {f"step-{kept:08d}" for kept in ({best, 9, 12} if choose else {12})}
+    assert folders == {f"step-{kept:08d}" for kept in ({best, 9, 12} if metric else {12})}
     saved = CheckpointStore(tmp_path, {"fingerprint": 1}, 12).weights(best)
     assert all(torch.equal(saved[name], value) for name, value in weights.items())
 
@@ -168,31 +168,24 @@ def test_of_an_encoder_with_adapters_its_own_weights_stay(tmp_path: Path) -> Non
 
 
 @torch.no_grad()
-def test_merged_weights_answer_as_the_adapters_do_without_peft() -> None:
-    encoder = adapted_encoder().eval()
-    torch.manual_seed(1)
+def test_adapters_start_at_the_encoders_own_answers_and_merged_weights_answer_as_they_do():
+    encoder, plain, tokens = adapted_encoder().eval(), tiny_dual_encoder().eval(), random_tokens(3)
+    start = plain.encode_sentences(*tokens)
+    assert torch.equal(encoder.encode_sentences(*tokens), start)
     for name, parameter in encoder.named_parameters():
         if "lora_B" in name:
             parameter.normal_()
-    plain = tiny_dual_encoder().eval()
-    ids, mask = random_tokens(3)
-    start = plain.encode_sentences(ids, mask)
-    plain.load_state_dict(merged(encoder.state_dict()))
-    expected = encoder.encode_sentences(ids, mask)
+    expected = encoder.encode_sentences(*tokens)
     assert float((expected - start).abs().max()) > 0.1
-    torch.testing.assert_close(plain.encode_sentences(ids, mask), expected, atol=1e-5, rtol=0)
+    plain.load_state_dict(merged(encoder.state_dict()))  # without peft
+    torch.testing.assert_close(plain.encode_sentences(*tokens), expected, atol=1e-5, rtol=0)
 
 
-def test_adapters_start_at_the_encoders_own_answers_and_learn_at_its_rate():
+def test_adapters_learn_at_the_rate_of_their_encoder_which_must_have_a_linear_layer():
     encoder = adapted_encoder()
-    ids, mask = random_tokens(3)
-    with torch.no_grad():
-        answers = encoder.eval().encode_sentences(ids, mask)
-        assert torch.equal(answers, tiny_dual_encoder().eval().encode_sentences(ids, mask))
     adapters = [name for name, _ in encoder.named_parameters() if ".lora_" in name]
     assert len(adapters) == 12
     loop = TrainConfig(text_learning_rate=3e-2)
     assert {peak_learning_rate(name, loop) for name in adapters} == {3e-2}
-    encoder = tiny_dual_encoder()
     with pytest.raises(ConfigError, match="image encoder has no linear layer"):
-        add_adapters(encoder, {"image": 2, "text": 2}, seed=0)
+        add_adapters(tiny_dual_encoder(), {"image": 2, "text": 2}, seed=0)
