@@ -8,12 +8,11 @@ import webbrowser
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
 from jaxtyping import Float
-from scipy import stats
 
 from medclip_dcl.core.artifact import HEADER, open_artifact, read_artifact_header, verify_artifact
 from medclip_dcl.core.errors import (
@@ -25,17 +24,12 @@ from medclip_dcl.core.errors import (
 )
 from medclip_dcl.core.files import write_text
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.measure import (
-    SampleResults,
-    check_same_samples,
-    measure,
-    read_sample_results,
-)
-from medclip_dcl.evaluation.metrics import patient_weights
-from medclip_dcl.inference import model_package
 
 from .cli import run_folder
-from .stages import REPORT
+from .stages import REPORT, STAGES
+
+if TYPE_CHECKING:  # `show` does not wait for torch and scipy, which `compare` alone needs
+    from medclip_dcl.evaluation.measure import SampleResults
 
 
 def summary_lines(work: Path) -> list[str]:
@@ -55,7 +49,7 @@ def summary_lines(work: Path) -> list[str]:
     lines.append("")
     if (work / REPORT).is_file():
         lines.append(f"report   {work / REPORT}")
-    if model_package.ARTIFACT.name in kinds:
+    if STAGES["train"].makes in kinds:
         served = shlex.quote(str(work))
         lines.append(f"viewer   medclip serve {served}, then open http://127.0.0.1:8000/")
     return lines
@@ -225,6 +219,8 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def _difference(sides: tuple[np.ndarray, np.ndarray], generator: np.random.Generator) -> Difference:
+    from scipy import stats
+
     a, b = (None if np.isnan(runs[:, 0]).any() else float(runs[:, 0].mean()) for runs in sides)
     if a is None or b is None:
         return Difference(a, b, reason="a run has no such figure")
@@ -269,13 +265,16 @@ def _degrees(patients: float, sides: Sequence[np.ndarray]) -> float:
 
 
 def measure_sides(
-    sides: Sequence[Sequence[SampleResults]], samples: int, generator: np.random.Generator
+    sides: Sequence[Sequence["SampleResults"]], samples: int, generator: np.random.Generator
 ) -> list[Side]:
     """Measure the runs of several configs on the same draws of patients.
 
     A config has the figures that all of its runs have, at least one run. ArtifactStale where the
     runs were not asked the same cases, or none.
     """
+    from medclip_dcl.evaluation.measure import check_same_samples, measure
+    from medclip_dcl.evaluation.metrics import patient_weights
+
     runs = [run for side in sides for run in side]
     check_same_samples(runs)
     if not runs[0].patients:
@@ -351,6 +350,8 @@ def compare(
     together, runs for each side separately; p is corrected for the number of figures (Holm).
     With one run on a side there is no verdict: two models are not two configs.
     """
+    from medclip_dcl.evaluation.measure import read_sample_results
+
     folders = find_runs(a), find_runs(b)
     sides = [
         [read_sample_results(open_artifact(path, results.ARTIFACT)) for path in side]
