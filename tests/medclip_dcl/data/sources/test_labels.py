@@ -1,4 +1,4 @@
-"""Labels: every form says the same, what is not a label is refused, and no value is printed."""
+"""Labels: every form says the same, what is none is refused unprinted, and reports made of them."""
 
 import json
 from pathlib import Path
@@ -7,17 +7,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sklearn.metrics import cohen_kappa_score
+from pydantic import ValidationError
 
-from medclip_dcl.core.artifact import Artifact
 from medclip_dcl.core.errors import ConfigError, StudyError
-from medclip_dcl.data.manifest import STUDY_LABELS, read_labels
-from medclip_dcl.data.selection import write_manifest
 from medclip_dcl.data.source_settings import SourceConfig
 from medclip_dcl.data.sources.labels import label_table
-from medclip_dcl.data.sources.open_i import read_headings, read_open_i
 from medclip_dcl.data.sources.readers import read_source
-from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_dcl.text.sentences import text_key
+from pipelines.data import claims_of_template
 
 WANT = {
     "s1": {"Edema": 1, "Pleural Effusion": 0},
@@ -45,34 +42,24 @@ FORMS = {
 }
 
 
-def labels_of(
-    root: Path, added: dict[str, list[Any]], mapped: object, **settings: object
-) -> dict[str, dict[str, int]]:
-    """Labels of the manifest of a table of four studies, without what is blank."""
+def labels_of(root: Path, added: dict[str, list[Any]], mapped: object, **settings: object):
+    """Labels of a table of four studies, without what is blank."""
     values = {"study": ["s1", "s2", "s3", "s4"], "who": [*"abcd"], "text": ["A report."] * 4}
     pq.write_table(pa.table(values | added), root / "t.parquet")
     columns = {"study_id": "study", "subject_id": "who", "report": "text"}
     columns |= {"labels": mapped} if mapped else {}
-    return manifest_labels(root, {"table": "t.parquet", "columns": columns} | settings)
+    return read(root, {"table": "t.parquet", "columns": columns} | settings)[0]
 
 
-def manifest_labels(root: Path, settings: dict[str, object]) -> dict[str, dict[str, int]]:
-    given = {"kind": "table", "root": str(root), "max_reject_share": 1.0} | settings
-    source = SourceConfig.model_validate(given)
-    (root / "manifest").mkdir(exist_ok=True)
-    write_manifest(root / "manifest", read_source(source, Path), source)
-    files: dict[str, dict[str, Any]] = {STUDY_LABELS.file: {}}
-    labels = read_labels(Artifact(root / "manifest", "manifest", 2, {}, "", files, "", {}, {}))
-    return {
-        row.pop("study_id"): {name: code for name, code in row.items() if code is not None}
-        for row in labels.to_pylist()
+def read(root: Path, settings: dict[str, Any]) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
+    """Labels of a source, without what is blank, and what was counted."""
+    raw = read_source(SourceConfig(kind="table", root=str(root), **settings), Path).raw
+    rows = {row.pop("study_id"): row for row in raw.labels.to_pylist()}
+    said = {
+        study: {name: code for name, code in row.items() if code is not None}
+        for study, row in rows.items()
     }
-
-
-def write_images(folder: Path, count: int) -> None:
-    folder.mkdir(exist_ok=True)
-    for number in range(1, count + 1):
-        (folder / f"{number}.png").write_bytes(b"x" * 2000)
+    return said, raw.counts
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -87,7 +74,6 @@ def test_a_table_of_its_own_is_joined_by_ids_and_may_name_images(tmp_path: Path)
     codes = {"1": 1.0, "2": None, "3": -1.0, "unknown": 1.0}
     rows = [{"path": f"a/{name}.png", "Edema": code} for name, code in codes.items()]
     (tmp_path / "labels.json").write_text("\n".join(json.dumps(row) for row in rows))
-    write_images(tmp_path / "a", 4)
     columns = {"image_id": "file", "study_id": "study", "subject_id": "who", "report": "text"}
     settings = {"columns": columns | {"path": "file"}, "labels": "labels.json", "label_id": "path"}
     found = labels_of(tmp_path, {"file": [f"a/{n}.png" for n in range(1, 5)]}, None, **settings)
@@ -96,7 +82,6 @@ def test_a_table_of_its_own_is_joined_by_ids_and_may_name_images(tmp_path: Path)
 
 def test_ids_of_studies_and_of_images_are_not_confused(tmp_path: Path) -> None:
     """Both are numbered from 1, and two images belong to each study."""
-    write_images(tmp_path, 4)
     rows = "1,1,p1,1.png,A\n2,1,p1,2.png,A\n3,2,p2,3.png,B\n4,2,p2,4.png,B\n"
     (tmp_path / "t.csv").write_text(f"image,study,who,file,text\n{rows}")
     (tmp_path / "labels.csv").write_text("id,Edema\n1,1\n2,0\n")
@@ -104,29 +89,28 @@ def test_ids_of_studies_and_of_images_are_not_confused(tmp_path: Path) -> None:
     settings: dict[str, object] = {"table": "t.csv", "labels": "labels.csv", "label_id": "id"}
     settings |= {"columns": columns | {"report": "text"}}
     with pytest.raises(ConfigError, match=r"has 1 ids .* say which .* \{study: id\} or \{image"):
-        manifest_labels(tmp_path, settings)
-    by_study = manifest_labels(tmp_path, settings | {"label_id": {"study": "id"}})
+        read(tmp_path, settings)
+    by_study, _ = read(tmp_path, settings | {"label_id": {"study": "id"}})
     assert by_study == {"1": {"Edema": 1}, "2": {"Edema": 0}}
-    by_image = manifest_labels(tmp_path, settings | {"label_id": {"image": "id"}})
+    by_image, _ = read(tmp_path, settings | {"label_id": {"image": "id"}})
     assert by_image == {"1": {"Edema": 1}}
 
 
 def test_ids_of_labels_are_stripped_and_those_of_no_study_counted(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text('study_id;Edema\n s1\t;1,0\n="s2";0,0\ns9;1,0\n')
-    assert labels_of(tmp_path, {}, None, labels="l.csv") == {"s1": {"Edema": 1}, "s2": {"Edema": 0}}
+    (tmp_path / "t.csv").write_text("study,who,text\ns1,a,A report.\ns2,b,A report.\n")
     columns = {"study_id": "study", "subject_id": "who", "report": "text"}
-    files = {"root": str(tmp_path), "table": "t.parquet", "labels": "l.csv"}
-    source = read_source(SourceConfig(kind="table", columns=columns, **files), Path)
-    assert source.raw.counts["labels_without_study"] == 1
+    found, counts = read(tmp_path, {"table": "t.csv", "columns": columns, "labels": "l.csv"})
+    assert found == {"s1": {"Edema": 1}, "s2": {"Edema": 0}}
+    assert counts["labels_without_study"] == 1
 
 
 def test_images_without_reports_keep_their_labels(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("file,who,class\n1.png,a,bacterial\n2.png,b,normal\n")
-    write_images(tmp_path, 2)
     columns = {"path": "file", "image_id": "file", "subject_id": "who", "labels": "class"}
     names = {"Pneumonia": ["bacterial", "viral"], "No Finding": ["normal"]}
     settings = {"table": "t.csv", "columns": columns, "label_names": names}
-    assert manifest_labels(tmp_path, settings) == {
+    assert read(tmp_path, settings)[0] == {
         "1.png": {"Pneumonia": 1, "No Finding": 0},
         "2.png": {"Pneumonia": 0, "No Finding": 1},
     }
@@ -180,52 +164,6 @@ def test_a_table_that_joins_nothing_is_refused_with_what_would(tmp_path, table, 
         labels_of(tmp_path, {}, None, labels="l.csv")
 
 
-@pytest.mark.parametrize(
-    ("headings", "labels"),
-    [
-        (["normal"], dict.fromkeys(LABELS, 0) | {"No Finding": 1}),
-        ([], {}),
-        (["No Indexing"], {}),
-        (
-            ["Cardiomegaly/borderline", "Scoliosis"],
-            {
-                "Cardiomegaly": -1,
-                "Edema": 0,
-                "No Finding": None,
-                "Enlarged Cardiomediastinum": None,
-            },
-        ),
-        (
-            ["Pneumonia/upper lobe/left", "Catheters, Indwelling/right"],
-            {"Pneumonia": 1, "Support Devices": 1, "No Finding": 0, "Lung Opacity": None},
-        ),
-        (["Cardiac Shadow/mild/enlarged"], {"Cardiomegaly": 1}),
-        (["Cardiac Shadow/left"], {"Cardiomegaly": 0}),
-        (["Thickening/lung", "Thickening/pleura/left"], {"Pleural Other": 1}),
-        (["Hydropneumothorax"], {"Pneumothorax": 1, "Pleural Effusion": -1}),
-    ],
-)
-def test_headings_are_read_as_labels(headings: list[str], labels: dict[str, int | None]) -> None:
-    found = read_headings(headings)
-    assert {name: found.get(name) for name in labels} == labels
-    assert bool(found) == bool(labels)
-
-
-@pytest.mark.real_data
-def test_open_i_s_headings_agree_with_other_people_s_labels(test_data: Path) -> None:
-    """Kappa of each finding with the labels that NegBio's authors made of the same headings."""
-    lines = (test_data / "openi/reports.jsonl").read_text(encoding="utf-8").splitlines()
-    gold = {f"CXR{row['uid']}": row["gold"] for row in map(json.loads, lines)}
-    ours = read_open_i(test_data / "openi").labels.to_pylist()
-    assert len(ours) > 2300
-    names = {"Effusion": "Pleural Effusion", "normal": "No Finding"}
-    for theirs in ("Atelectasis", "Cardiomegaly", "Edema", "Pneumothorax", *names):
-        finding = names.get(theirs, theirs)
-        known = [row for row in ours if row[finding] in {0, 1}]
-        codes = [[row[finding] for row in known], [gold[row["study_id"]][theirs] for row in known]]
-        assert cohen_kappa_score(*codes) > 0.85, finding
-
-
 def test_a_source_names_its_own_findings_and_one_name_may_stand_for_two(tmp_path):
     added = {"found": [["Tuberculosis"], ["hernia", "nodule"], [], None]}
     own = {"findings": ["Nodule", "Tuberculosis", "Hernia"]}
@@ -254,3 +192,68 @@ def test_a_source_names_its_own_findings_and_one_name_may_stand_for_two(tmp_path
 def test_findings_have_names_of_their_own(settings: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         SourceConfig.model_validate(settings)
+
+
+# Reports made of labels
+
+ROWS = """\
+patient,file,Mass,Hernia
+a,0.png,1,0
+b,1.png,1,1
+c,2.png,0,0
+d,3.png,0,
+e,4.png,-1,0
+"""
+SHORT = "{finding} in the chest X-ray"
+LONG = {"present": "There is a {finding}.", "absent": "There is no {finding}."}
+
+
+def source(root: Path, template: Any, **changes: Any) -> SourceConfig:
+    columns = {"subject_id": "patient", "path": "file"}
+    columns |= {"labels": {"Mass": "Mass", "Hernia": "Hernia"}}
+    (root / "table.csv").write_text(ROWS)
+    tree = {"kind": "table", "root": str(root), "table": "table.csv", "template": template}
+    tree |= {"columns": columns, "findings": ["Mass", "Hernia", "Fracture"]} | changes
+    return SourceConfig.model_validate(tree)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (SHORT, ["Mass in the chest X-ray.",
+                 "Mass in the chest X-ray. Hernia in the chest X-ray.",
+                 "No finding in the chest X-ray.", "", ""]),
+        (LONG, ["There is a Mass. There is no Hernia.", "There is a Mass. There is a Hernia.",
+                "There is no Mass. There is no Hernia.", "There is no Mass.",
+                "There is no Hernia."]),
+        ({**LONG, "absent": "", "none": "Normal lungs."},
+         ["There is a Mass.", "There is a Mass. There is a Hernia.", "Normal lungs.", "", ""]),
+    ],
+)  # fmt: skip
+def test_present_absent_and_no_findings_are_said_and_blank_ones_are_not(template, said, tmp_path):
+    raw = read_source(source(tmp_path, template), Path).raw
+    assert [study.report.findings for study in raw.studies] == said
+    assert [study.subject_id for study in raw.studies] == ["a", "b", "c", "d", "e"]
+    assert raw.has_reports
+
+
+def test_sentences_claim_what_they_were_made_of_whatever_a_labeler_knows(tmp_path):
+    claims = claims_of_template(source(tmp_path, {**LONG, "none": "Normal lungs."})).sentences
+    assert claims[text_key("There is a Hernia.")].asserted == {"Hernia": frozenset()}
+    assert claims[text_key("There is no Hernia.")].negated == {"Hernia"}
+    assert claims[text_key("Normal lungs.")].normal
+
+
+@pytest.mark.parametrize("template", ["a chest X-ray", {"absent": "No {finding}."},
+                                      {"present": "{finding}", "absent": "none"}])  # fmt: skip
+def test_a_template_without_its_finding_is_refused(template, tmp_path):
+    with pytest.raises(ValidationError, match=r"needs \{finding\}"):
+        source(tmp_path, template)
+
+
+def test_a_template_needs_labels_and_no_reports(tmp_path):
+    columns = {"subject_id": "patient", "path": "file"}
+    with pytest.raises(ConfigError, match="makes reports of labels, and there are none"):
+        read_source(source(tmp_path, SHORT, columns=columns), Path)
+    with pytest.raises(ConfigError, match="this source has reports; leave out"):
+        read_source(source(tmp_path, SHORT, columns={**columns, "report": "Mass"}), Path)

@@ -5,17 +5,14 @@ import os
 from pathlib import Path
 
 import pytest
+from sklearn.metrics import cohen_kappa_score
 
 from medclip_dcl.core.errors import StudyError
 from medclip_dcl.data.selection import select
 from medclip_dcl.data.source_settings import SourceConfig
-from medclip_dcl.data.sources.open_i import image_name, read_open_i
-from tests.support.public_sets import (
-    write_image,
-    write_open_i_csv,
-    write_open_i_projections,
-    write_open_i_xml,
-)
+from medclip_dcl.data.sources.open_i import image_name, read_headings, read_open_i
+from medclip_dcl.text.labeler.lexicon import LABELS
+from tests.support import public_sets
 
 SETTINGS = SourceConfig(kind="open_i")
 
@@ -39,9 +36,51 @@ def test_images_have_one_name_in_all_lists(text: str, name: str) -> None:
     assert image_name(text) == name
 
 
+@pytest.mark.parametrize(
+    ("headings", "labels"),
+    [
+        (["normal"], dict.fromkeys(LABELS, 0) | {"No Finding": 1}),
+        ([], {}),
+        (["No Indexing"], {}),
+        (
+            ["Cardiomegaly/borderline", "Scoliosis"],
+            {"Cardiomegaly": -1, "Edema": 0}
+            | dict.fromkeys(["No Finding", "Enlarged Cardiomediastinum"]),
+        ),
+        (
+            ["Pneumonia/upper lobe/left", "Catheters, Indwelling/right"],
+            {"Pneumonia": 1, "Support Devices": 1, "No Finding": 0, "Lung Opacity": None},
+        ),
+        (["Cardiac Shadow/mild/enlarged"], {"Cardiomegaly": 1}),
+        (["Cardiac Shadow/left"], {"Cardiomegaly": 0}),
+        (["Thickening/lung", "Thickening/pleura/left"], {"Pleural Other": 1}),
+        (["Hydropneumothorax"], {"Pneumothorax": 1, "Pleural Effusion": -1}),
+    ],
+)
+def test_headings_are_read_as_labels(headings: list[str], labels: dict[str, int | None]) -> None:
+    found = read_headings(headings)
+    assert {name: found.get(name) for name in labels} == labels
+    assert bool(found) == bool(labels)
+
+
+@pytest.mark.real_data
+def test_open_i_s_headings_agree_with_other_people_s_labels(test_data: Path) -> None:
+    """Kappa of each finding with the labels that NegBio's authors made of the same headings."""
+    lines = (test_data / "openi/reports.jsonl").read_text(encoding="utf-8").splitlines()
+    gold = {f"CXR{row['uid']}": row["gold"] for row in map(json.loads, lines)}
+    ours = read_open_i(test_data / "openi").labels.to_pylist()
+    assert len(ours) > 2300
+    names = {"Effusion": "Pleural Effusion", "normal": "No Finding"}
+    for theirs in ("Atelectasis", "Cardiomegaly", "Edema", "Pneumothorax", *names):
+        finding = names.get(theirs, theirs)
+        known = [row for row in ours if row[finding] in {0, 1}]
+        codes = [[row[finding] for row in known], [gold[row["study_id"]][theirs] for row in known]]
+        assert cohen_kappa_score(*codes) > 0.85, finding
+
+
 def test_xml_reports_and_images_come_through(tmp_path: Path) -> None:
-    write_open_i_xml(tmp_path)
-    write_open_i_projections(tmp_path)
+    public_sets.write_open_i_xml(tmp_path)
+    public_sets.write_open_i_projections(tmp_path)
     raw = read_open_i(tmp_path)
     assert [study.study_id for study in raw.studies] == ["CXR1", "CXR2", "CXR10"]
     found = select(raw, SETTINGS)
@@ -60,7 +99,7 @@ def test_xml_reports_and_images_come_through(tmp_path: Path) -> None:
 
 
 def test_a_report_that_is_no_file_below_the_root_is_not_read(tmp_path: Path) -> None:
-    write_open_i_xml(tmp_path / "root")
+    public_sets.write_open_i_xml(tmp_path / "root")
     report = next((tmp_path / "root").rglob("*.xml"))
     elsewhere = report.rename(tmp_path / "elsewhere.xml")
     report.with_name("77.xml").symlink_to(elsewhere)
@@ -71,7 +110,7 @@ def test_a_report_that_is_no_file_below_the_root_is_not_read(tmp_path: Path) -> 
 
 
 def test_csv_form_gives_the_same_images(tmp_path: Path) -> None:
-    write_open_i_csv(tmp_path)
+    public_sets.write_open_i_csv(tmp_path)
     found = select(read_open_i(tmp_path), SETTINGS)
     (image,) = found.images
     assert image.image_id == "1_IM-0001-4001"
@@ -88,7 +127,7 @@ def test_rows_of_json_name_their_images_and_views(tmp_path: Path) -> None:
     rows = [row | {"images": shown}, other | {"images": []}]
     (tmp_path / "reports.jsonl").write_text("\n".join(map(json.dumps, rows)))
     for name in names.values():
-        write_image(tmp_path / f"images/{name}.dcm.jpg")
+        public_sets.write_image(tmp_path / f"images/{name}.dcm.jpg")
     raw = read_open_i(tmp_path)
     (image,) = select(raw, SETTINGS).images
     assert (image.image_id, image.view) == ("1_IM-0001-4001", "FRONTAL")
