@@ -8,20 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.core import artifact as artifact_module
-from medclip_dcl.core.artifact import (
-    HEADER,
-    Artifact,
-    ArtifactType,
-    file_stamp,
-    fingerprint_changes,
-    make_fingerprint,
-    note_stamps,
-    open_artifact,
-    read_artifact_header,
-    read_object,
-    verify_artifact,
-)
+from medclip_dcl.core import artifact
+from medclip_dcl.core.artifact import HEADER, ArtifactType, make_fingerprint, open_artifact
 from medclip_dcl.core.artifact_writer import write_artifact
 from medclip_dcl.core.errors import ArtifactCorrupt, ArtifactStale, ArtifactUnreadable
 from medclip_dcl.core.files import sha256_file, write_text
@@ -49,14 +37,16 @@ def test_a_sealed_artifact_opens_and_is_named_by_settings_and_content(tmp_path):
 
 
 def test_an_object_is_read_or_its_file_is_named(tmp_path: Path) -> None:
-    assert read_object(make(tmp_path / "thing", '{"a": 1}'), "data.txt", ARTIFACT) == {"a": 1}
+    assert artifact.read_object(make(tmp_path / "thing", '{"a": 1}'), "data.txt", ARTIFACT) == {
+        "a": 1
+    }
     for text, name, fault in (
         ("[1]", "data.txt", "data.txt of .* holds no object"),
         ("{", "data.txt", "data.txt of .* cannot be read"),
         ("{}", "other.txt", r"thing holds no 'other\.txt'"),
     ):
         with pytest.raises(ArtifactCorrupt, match=fault):
-            read_object(make(tmp_path / "thing", text), name, ARTIFACT)
+            artifact.read_object(make(tmp_path / "thing", text), name, ARTIFACT)
 
 
 @pytest.mark.parametrize("name", ["artifact.json", "data.txt", "folder", "."])
@@ -75,7 +65,7 @@ def test_what_may_not_be_read_is_denied_by_name_and_not_called_damaged(name: str
             open_artifact(path, ARTIFACT)
         if name in {HEADER, "."}:
             with plain_user(), pytest.raises(ArtifactUnreadable, match=words):
-                read_artifact_header(path)
+                artifact.read_artifact_header(path)
         (path / name).chmod(mode)
         with plain_user():
             open_artifact(path, ARTIFACT)
@@ -133,7 +123,7 @@ def test_a_header_that_is_none_is_damage_and_nothing_else(tmp_path: Path, text: 
         with pytest.raises(ArtifactCorrupt, match="rerun make_thing"):
             open_artifact(tmp_path / "thing", ARTIFACT)
     with pytest.raises(ArtifactCorrupt, match="rerun its job"):
-        read_artifact_header(tmp_path / "thing")
+        artifact.read_artifact_header(tmp_path / "thing")
 
 
 @pytest.mark.parametrize(("name", "step"), [(HEADER, 23), ("data.txt", 1)])
@@ -156,27 +146,27 @@ def test_every_flipped_or_missing_byte_is_detected(tmp_path, name, step):
 def test_changed_parts_name_what_differs() -> None:
     old = {"a": 1, "b": {"c": {"k": 1, "l": 0.2}}, "d": 4, "e": "x" * 58, "f": "x" * 59}
     new = {"a": 1, "b": {"c": {"k": 1, "l": 0.3}}, "d": {"c": 1}, "g": {"h": 0}}
-    assert fingerprint_changes(old, new) == [
+    assert artifact.fingerprint_changes(old, new) == [
         "b.c.l: 0.2 -> 0.3",
         'd: 4 -> {"c": 1}',
         f'e: "{"x" * 58}" -> null',  # 60 characters; longer values are cut there
         f'f: "{"x" * 56}... -> null',
         'g: null -> {"h": 0}',
     ]
-    assert fingerprint_changes({"b": {"c": 1}}, {"b": 2}) == ['b: {"c": 1} -> 2']
+    assert artifact.fingerprint_changes({"b": {"c": 1}}, {"b": 2}) == ['b: {"c": 1} -> 2']
 
 
 # --- Files that were hashed before
 
 
 @pytest.fixture
-def settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Artifact:
+def settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> artifact.Artifact:
     """An artifact whose files were there for a while when they were hashed."""
-    monkeypatch.setattr(artifact_module, "_TICK_NS", 0)
+    monkeypatch.setattr(artifact, "_TICK_NS", 0)
     return open_artifact(make(tmp_path / "thing").path, ARTIFACT)
 
 
-def hashed_files(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def hashed_files(made: artifact.Artifact, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files that opening an artifact hashes."""
     names: list[str] = []
 
@@ -184,8 +174,8 @@ def hashed_files(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> list[st
         names.append(file.name)
         return sha256_file(file)
 
-    monkeypatch.setattr(artifact_module, "sha256_file", sha256)
-    open_artifact(artifact.path, ARTIFACT)
+    monkeypatch.setattr(artifact, "sha256_file", sha256)
+    open_artifact(made.path, ARTIFACT)
     return names
 
 
@@ -203,13 +193,17 @@ def test_a_file_is_hashed_once_and_again_after_a_copy_or_a_change(settled, tmp_p
         open_artifact(settled.path, ARTIFACT)
 
 
-def test_what_a_disk_changes_by_itself_is_found_by_verification_alone(settled: Artifact) -> None:
+def test_what_a_disk_changes_by_itself_is_found_by_verification_alone(
+    settled: artifact.Artifact,
+) -> None:
     file = settled.file("data.txt")
     file.write_bytes(b"CONTENT")
-    note_stamps(settled, {"data.txt": file_stamp(file)})  # as if its times had stayed
+    artifact.note_stamps(
+        settled, {"data.txt": artifact.file_stamp(file)}
+    )  # as if its times had stayed
     assert open_artifact(settled.path, ARTIFACT) == settled
     with pytest.raises(ArtifactCorrupt, match=r"data\.txt .* damaged"):
-        verify_artifact(settled.path)
+        artifact.verify_artifact(settled.path)
 
 
 def test_a_file_that_is_as_young_as_its_note_is_hashed_again(tmp_path, monkeypatch):
@@ -220,15 +214,17 @@ def test_a_file_that_is_as_young_as_its_note_is_hashed_again(tmp_path, monkeypat
 
 @pytest.mark.parametrize("note", ["", "{}", "[]", '{"digest": 1, "files": 2}', "\xff"])
 def test_a_damaged_note_is_no_note(settled, monkeypatch, note):
-    artifact_module._note_of(settled).write_bytes(note.encode("latin-1"))
+    artifact._note_of(settled).write_bytes(note.encode("latin-1"))
     assert hashed_files(settled, monkeypatch) == ["data.txt"]
 
 
 def test_who_may_write_to_a_folder_cannot_vouch_for_it(settled, tmp_path, monkeypatch):
-    file, note = settled.file("data.txt"), artifact_module._note_of(settled)
+    file, note = settled.file("data.txt"), artifact._note_of(settled)
     assert settled.path not in note.parents
     file.write_bytes(b"CONTENT")  # as long as what was hashed
-    forged = json.dumps({"digest": settled.digest, "files": {"data.txt": file_stamp(file)}})
+    forged = json.dumps(
+        {"digest": settled.digest, "files": {"data.txt": artifact.file_stamp(file)}}
+    )
     shared = tmp_path / "shared/medclip-dcl"
     (shared / "verified").mkdir(parents=True)
     shared.chmod(0o777)
@@ -242,8 +238,8 @@ def test_who_may_write_to_a_folder_cannot_vouch_for_it(settled, tmp_path, monkey
 
 
 def test_notes_on_artifacts_of_long_ago_are_removed(settled, tmp_path, monkeypatch):
-    monkeypatch.setattr(artifact_module, "_MOST_NOTES", 2)
+    monkeypatch.setattr(artifact, "_MOST_NOTES", 2)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = [open_artifact(make(tmp_path / f"thing-{number}").path, ARTIFACT) for number in range(4)]
-    notes = {file.name for file in artifact_module._note_of(settled).parent.iterdir()}
-    assert notes == {artifact_module._note_of(item).name for item in made[2:]}
+    notes = {file.name for file in artifact._note_of(settled).parent.iterdir()}
+    assert notes == {artifact._note_of(item).name for item in made[2:]}

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +12,16 @@ import numpy as np
 import pytest
 
 from medclip_dcl.core import artifact_writer
-from medclip_dcl.core.artifact import (
-    HEADER,
-    ArtifactType,
-    make_fingerprint,
-    open_artifact,
-    remove_retired,
-)
+from medclip_dcl.core.artifact import HEADER, make_fingerprint, open_artifact, remove_retired
 from medclip_dcl.core.errors import ArtifactError, ArtifactStale, ArtifactUnwritable
 from medclip_dcl.core.files import STAGED, write_text
 from tests.support.headers import ARTIFACT, COSTLY, made_by_other_code, make
 
 
-def begin(
-    path: Path, kind: ArtifactType = ARTIFACT, *, same_code: bool = False, **settings: object
-) -> AbstractContextManager[artifact_writer.ArtifactWriter]:
+def begin(path: Path, kind=ARTIFACT, *, same_code: bool = False, **settings: object):
     """Begin to write an artifact of some settings, or go on with its draft."""
-    return artifact_writer.write_artifact(
-        path, kind, make_fingerprint(kind, settings, {}), same_code=same_code
-    )
+    fingerprint = make_fingerprint(kind, settings, {})
+    return artifact_writer.write_artifact(path, kind, fingerprint, same_code=same_code)
 
 
 def test_a_draft_is_resumed_by_its_recipe_alone_and_seals_nothing_half_written(tmp_path) -> None:

@@ -10,22 +10,14 @@ import pytest
 
 from medclip_dcl.core.errors import StudyError
 from medclip_dcl.core.tables import read_table
-from medclip_dcl.data import manifest, selection
-from medclip_dcl.data.records import (
-    LONGEST_REPORT,
-    BoxTable,
-    ImageRecord,
-    RawStudies,
-    Reject,
-    Source,
-    Study,
-    Text,
-)
+from medclip_dcl.data import manifest, records, selection
+from medclip_dcl.data.records import BoxTable, ImageRecord, RawStudies, Reject, Source, Study, Text
 from medclip_dcl.data.source_settings import SourceConfig
 
 CONFIG = SourceConfig(max_reject_share=1.0)
 NO_BOXES = BoxTable([], set(), 0)
 HEAD = b"\n FINDINGS: "
+LONGEST, POINTER = records.LONGEST_REPORT, "version https://git-lfs.github.com/spec/v1\n"
 CLEAR = Text("Clear.", "", "")
 
 
@@ -75,40 +67,32 @@ def test_candidates_are_the_images_of_the_right_view_and_rows_that_named_none(tm
     assert (alone.candidates, alone.lost, len(alone.texts)) == (9, 0, 9)
 
 
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [
-        (HEAD + b"Clear.\r\nNo\reffusion.", "Clear.\nNo\neffusion."),
-        (b"\xef\xbb\xbf" + HEAD + b"Clear.", "Clear."),
-        (HEAD + b"Clear.\0", "not_utf8"),
-        (HEAD.ljust(LONGEST_REPORT, b"a"), "a" * (LONGEST_REPORT - len(HEAD))),
-        (HEAD.ljust(LONGEST_REPORT + 1, b"a"), "report_too_long"),
-        (b"../.git/annex/objects/x", "pointer_file"),
-        (None, "no_report"),
-    ],
-    ids=["lines", "mark", "zero", "long", "too long", "pointer", "none"],
-)
-def test_a_report_is_text_or_a_reason(tmp_path: Path, content: bytes | None, found: str) -> None:
-    if content is not None:
+REPORTS = {  # of a file or of a table, and its findings or the reason to leave it out
+    "lines": (HEAD + b"Clear.\r\nNo\reffusion.", "Clear.\nNo\neffusion."),
+    "mark": (b"\xef\xbb\xbf" + HEAD + b"Clear.", "Clear."),
+    "zero": (HEAD + b"Clear.\0", "not_utf8"),
+    "long": (HEAD.ljust(LONGEST, b"a"), "a" * (LONGEST - len(HEAD))),
+    "too long": (HEAD.ljust(LONGEST + 1, b"a"), "report_too_long"),
+    "pointer": (b"../.git/annex/objects/x", "pointer_file"),
+    "none": (None, "no_report"),
+    "pointer in a section": (Text("", POINTER, ""), "pointer_file"),
+    "blank sections": (Text(" ", "\n", ""), "empty_report"),
+    "last paragraph": (Text("", "", "Clear."), ""),
+}
+
+
+@pytest.mark.parametrize(("content", "found"), REPORTS.values(), ids=REPORTS)
+def test_a_report_is_text_or_a_reason(tmp_path, content: bytes | Text | None, found: str) -> None:
+    if isinstance(content, bytes):
         (tmp_path / "s1.txt").write_bytes(content)
-    chosen = select_reports(tmp_path, Study("s1", "p1", "s1.txt"), Study("s2", "p2", CLEAR))
+    report = content if isinstance(content, Text) else "s1.txt"
+    chosen = select_reports(tmp_path, Study("s1", "p1", report), Study("s2", "p2", CLEAR))
     if "s1" in chosen.texts:
         assert chosen.texts["s1"].findings == found
     else:
         assert chosen.rejects == [Reject("s1", found)]
     assert chosen.texts["s2"] == CLEAR
     assert chosen.lost == len(chosen.rejects)
-
-
-def test_sections_that_are_pointers_or_blank_are_no_report(tmp_path: Path) -> None:
-    chosen = select_reports(
-        tmp_path,
-        Study("s1", "p1", Text("", "version https://git-lfs.github.com/spec/v1", "")),
-        Study("s2", "p2", Text(" ", "\n", "")),
-        Study("s3", "p3", Text("", "", "Clear.")),
-    )
-    assert chosen.rejects == [Reject("s1", "pointer_file"), Reject("s2", "empty_report")]
-    assert list(chosen.texts) == ["s3"]
 
 
 def test_a_blank_view_counts_as_frontal_where_it_is_asked_for_or_nothing_names_views(tmp_path):
@@ -125,7 +109,7 @@ def test_a_blank_view_counts_as_frontal_where_it_is_asked_for_or_nothing_names_v
 @pytest.mark.parametrize(("size", "found"), [(1024, ["pointer_file"]), (1025, [])])
 def test_a_pointer_has_a_kibibyte_at_most(tmp_path: Path, size: int, found: list[str]) -> None:
     raw = studies(tmp_path, image("a", 1))
-    (tmp_path / "a.png").write_bytes(b"version https://git-lfs.github.com/spec/v1\n".ljust(size))
+    (tmp_path / "a.png").write_bytes(POINTER.encode().ljust(size))
     assert [item.reason for item in selection.select(raw, CONFIG).rejects] == found
 
 
@@ -140,27 +124,23 @@ def test_the_reasons_of_what_is_lost_add_up_to_it(tmp_path: Path) -> None:
         r"3 of 4 rows.*'no_report': 1.*; 3 others are not asked for .*: 2.*source\.max_reject_share"
         r" is 0\.5: correct the source, or set it to 0\.75"
     )
+    half = SourceConfig(max_reject_share=0.5)
     with pytest.raises(StudyError, match=words):
-        selection.write_manifest(
-            tmp_path, Source(raw, NO_BOXES), SourceConfig(max_reject_share=0.5)
-        )
+        selection.write_manifest(tmp_path, Source(raw, NO_BOXES), half)
     assert (chosen.least_share, replace(chosen, candidates=7).least_share) == (0.75, 0.43)
     selection.require_few_rejects(chosen, chosen.least_share)
     blank = replace(raw, studies=[Study("s1", "p1", Text("", "", ""))], images=raw.images[:1])
     assert selection.select(blank, CONFIG).reasons == {"bad_header": 1, "empty_report": 1}
 
 
-def test_a_source_without_images_and_reports_is_refused(tmp_path: Path) -> None:
-    mixed = RawStudies(tmp_path, rejects=[Reject("y", "modality"), Reject("z", "modality")])
-    for raw, words in (
-        (
-            mixed,
-            r"no image or report that is asked for; 2 others .*'modality': 2.*correct its root",
-        ),
-        (RawStudies(tmp_path), "no image or report that is asked for; correct its root"),
-    ):
-        with pytest.raises(StudyError, match=words):
-            selection.write_manifest(tmp_path, Source(raw, NO_BOXES), CONFIG)
+@pytest.mark.parametrize(
+    ("rejects", "words"),
+    [([Reject(name, "modality") for name in "yz"], "; 2 others .*'modality': 2.*"), ([], "")],
+)
+def test_a_source_without_images_and_reports_is_refused(tmp_path, rejects, words) -> None:
+    source = Source(RawStudies(tmp_path, rejects=rejects), NO_BOXES)
+    with pytest.raises(StudyError, match=f"no image or report that is asked for{words}; correct"):
+        selection.write_manifest(tmp_path, source, CONFIG)
 
 
 def test_splits_are_parts_of_a_hash_of_the_patient_unless_given_ones_or_boxes_overrule_it():

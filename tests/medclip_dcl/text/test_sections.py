@@ -8,14 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from medclip_dcl.text import mimic_sections
 from medclip_dcl.text.cleaning import clean_text
-from medclip_dcl.text.mimic_sections import (
-    HEADER_OF,
-    SPAN_OF,
-    cut_release_report,
-    read_sections,
-    section_name,
-)
+from medclip_dcl.text.mimic_sections import HEADER_OF, SPAN_OF, read_sections
 from medclip_dcl.text.sections import cut_report, read_loose_sections
 
 NOTHING = ("", "", "")
@@ -68,7 +63,7 @@ def test_studies_sectioned_by_hand_are_those_of_the_release():
 
 def test_headers_get_their_usual_name() -> None:
     for row in (row for row in LAYOUTS if row["kind"] == "headers"):
-        assert section_name(row["text"]) == row["expected"]
+        assert mimic_sections.section_name(row["text"]) == row["expected"]
 
 
 @pytest.mark.parametrize("row", [row for row in LAYOUTS if row["kind"] == "sections"])
@@ -84,7 +79,9 @@ def test_parts_of_any_text_are_all_of_it(text: str) -> None:
 
 
 def test_a_report_of_the_release_is_cut_as_it_is_read() -> None:
-    parts = cut_release_report(report("INDICATION: Cough.||FINDINGS: Clear.||IMPRESSION: Normal."))
+    parts = mimic_sections.cut_release_report(
+        report("INDICATION: Cough.||FINDINGS: Clear.||IMPRESSION: Normal.")
+    )
     found = {part.name: (part.body.strip(), part.section) for part in parts}
     assert found["indication"] == ("Cough.", "")
     assert found["findings"] == ("Clear.", "findings")

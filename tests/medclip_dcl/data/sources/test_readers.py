@@ -1,13 +1,14 @@
-"""Readers: what their inputs depend on, where images lie; a folder of DICOM, by its headers."""
+"""Readers: what their inputs depend on, known truth; a folder of DICOM, by its headers."""
 
 from pathlib import Path
 
 import pytest
 
+from medclip_dcl.core.errors import StudyError
+from medclip_dcl.data import records
 from medclip_dcl.data.records import BoxTable, ImageRecord, RawStudies, Source, Study
-from medclip_dcl.data.selection import select
 from medclip_dcl.data.source_settings import SourceConfig
-from medclip_dcl.data.sources.readers import hash_patient, images_root, read_dicom_folder
+from medclip_dcl.data.sources.readers import hash_patient, read_dicom_folder
 from tests.support.dicom import dicom_bytes, ramp
 
 
@@ -29,11 +30,24 @@ def test_inputs_change_with_each_table_file_and_card(tmp_path: Path) -> None:
         assert {name for name, digest in inputs().items() if digest != before[name]} == {changed}
 
 
-@pytest.mark.parametrize(("kind", "folder"), [("huggingface", "/out/rows"), ("table", "/data")])
-def test_images_are_read_where_they_are_unless_rows_were_written_out(kind, folder) -> None:
-    settings = SourceConfig(root="/data", kind=kind)
-    found = images_root(settings, lambda text: Path(text.replace("${WORK}", "/out")))
-    assert found == Path(folder)
+def truth(root: Path, table: str) -> dict[str, frozenset[str]] | None:
+    (root / records.TRUTH).parent.mkdir()
+    (root / records.TRUTH).write_text(table)
+    return records.read_truth(root)
+
+
+def test_images_have_the_types_of_their_findings_and_a_real_source_has_no_truth(tmp_path):
+    assert records.read_truth(tmp_path) is None
+    assert records.truth_digests(tmp_path) == {}
+    found = truth(tmp_path, 'dicom_id,types\ni,"[""effusion"", ""edema""]"\nj,[]\n')
+    assert found == {"i": {"effusion", "edema"}, "j": frozenset()}
+    assert [*records.truth_digests(tmp_path)] == ["images.csv"]
+
+
+@pytest.mark.parametrize("table", ["dicom_id\ni\n", "dicom_id,types\ni,[\n"])
+def test_a_damaged_truth_is_refused(tmp_path, table):
+    with pytest.raises(StudyError, match="damaged"):
+        truth(tmp_path, table)
 
 
 SETTINGS = SourceConfig(kind="dicom")
@@ -56,32 +70,28 @@ def test_every_file_is_an_image_or_has_a_reason(tmp_path: Path) -> None:
         {
             "a/IM0001": image(1),
             "a/IM0002.dcm": image(2, ViewPosition="LL"),
-            "b/IM0003": image(3, ViewPosition=""),
             "b/IM0004": image(4, PatientID=""),
             "b/IM0005": image(5, Modality="CT"),
             "b/IM0005.sr": image(8, Modality="SR", PatientID=""),
             "b/IM0006": image(6)[:300],
             "b/readme.txt": b"not an image",
-            "c/again": image(1),
             "DICOMDIR": image(7, SOPClassUID="1.2.840.10008.1.3.10"),
         },
     )
     (tmp_path / "link").symlink_to(tmp_path / "a/IM0001")
-    found = select(read_dicom_folder(tmp_path, SETTINGS, Path), SETTINGS)
-    (kept,) = found.images
-    assert (kept.image_id, kept.study_id, kept.path) == ("1.5.1", "1.4", "a/IM0001")
-    assert {tuple(item) for item in found.rejects} == {
-        ("1.5.2", "lateral"),
-        ("1.5.3", "no_view"),
+    raw = read_dicom_folder(tmp_path, SETTINGS, Path)
+    assert [(item.image_id, item.study_id, item.view, item.path) for item in raw.images] == [
+        ("1.5.1", "1.4", "PA", "a/IM0001"),
+        ("1.5.2", "1.4", "LL", "a/IM0002.dcm"),
+    ]
+    assert [tuple(item) for item in raw.rejects] == [
         ("1.5.4", "no_subject"),
         ("1.5.5", "modality"),
         ("1.5.8", "modality"),
-        ("file-000007", "bad_header"),
-        ("file-000008", "not_dicom"),
-        ("1.5.1", "duplicate_id"),
-    }
-    assert (found.candidates, found.lost) == (4, 3)
-    assert found.texts == {}
+        ("file-000006", "bad_header"),
+        ("file-000007", "not_dicom"),
+    ]
+    assert not raw.has_reports
 
 
 def test_patients_are_named_by_a_keyed_hash_alone(tmp_path: Path) -> None:
