@@ -1,9 +1,12 @@
-"""Progress is a bar on a terminal and JSON lines elsewhere."""
+"""Progress is a bar on a terminal and JSON lines elsewhere; randomness follows seed and place."""
 
 import io
 import json
 
+import numpy as np
+
 from medclip_dcl.core.progress import Progress
+from medclip_dcl.core.rng import RngStream, generator_for, seed_for
 
 
 def test_progress_counts_everything_and_writes_lines_at_most_so_often(monkeypatch):
@@ -22,3 +25,18 @@ def test_progress_counts_everything_and_writes_lines_at_most_so_often(monkeypatc
             progress.advance()
     shown = [json.loads(line)["done"] for line in stream.getvalue().splitlines()]
     assert shown == [1, 2, 3, 3]  # the last at the end
+
+
+def test_numbers_follow_seed_stream_and_place_alone():
+    first = generator_for(7, RngStream.VIEW, 3).random(5)
+    generator_for(7, RngStream.VIEW, 4).random(100)
+    assert np.array_equal(first, generator_for(7, RngStream.VIEW, 3).random(5))
+    indices = [
+        (0, RngStream.VIEW, 1),
+        (1, RngStream.VIEW, 1),
+        (0, RngStream.ORDER, 1),
+        (0, RngStream.VIEW, 2),
+    ]
+    drawn = {generator_for(*index).random() for index in indices}
+    seeds = {seed_for(*index) for index in indices}
+    assert len(drawn) == len(seeds) == len(indices)

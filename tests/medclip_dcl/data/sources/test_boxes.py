@@ -12,9 +12,7 @@ from medclip_dcl.data.sources.boxes import read_boxes
 HEADER = "dicom_id,h,w,y,x,label_text,category_name,image_width,image_height"
 
 
-def read(
-    folder: Path, *lines: str, of: tuple[str, int, int] = ("p", 0, 0), **columns: str
-) -> BoxTable:
+def read(folder: Path, *lines: str, of=("p", 0, 0), **columns: str) -> BoxTable:
     """Read a table about an image of one patient, width and height."""
     subject, width, height = of
     image = ImageRecord("f", "s", subject, "PA", "images/f.jpg", width, height)

@@ -45,12 +45,12 @@ FORMS = {
 
 
 def labels_of(root: Path, added: dict[str, list[Any]], mapped: object, **settings: object):
-    """Labels of a table of four studies, without what is blank."""
+    """Read the labels of a table of four studies."""
     values = {"study": ["s1", "s2", "s3", "s4"], "who": [*"abcd"], "text": ["A report."] * 4}
     pq.write_table(pa.table(values | added), root / "t.parquet")
     columns = {"study_id": "study", "subject_id": "who", "report": "text"}
     columns |= {"labels": mapped} if mapped else {}
-    return read(root, {"table": "t.parquet", "columns": columns} | settings)[0]
+    return read(root, {"table": "t.parquet", "columns": columns} | settings)
 
 
 def read(root: Path, settings: dict[str, Any]) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
@@ -66,20 +66,22 @@ def read(root: Path, settings: dict[str, Any]) -> tuple[dict[str, dict[str, int]
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_says_the_same(tmp_path: Path, form: str) -> None:
-    found = labels_of(tmp_path, *FORMS[form])
+    found, _ = labels_of(tmp_path, *FORMS[form])
     assert {s: {n: row[n] for n in CODES} for s, row in found.items()} == WANT
     assert {name for row in found.values() for name in row} <= {*CODES, "No Finding"}
 
 
 def test_a_table_of_its_own_is_joined_by_ids_and_may_name_images(tmp_path: Path) -> None:
     # CheXpert Plus: JSON lines by path of the image, CheXpert's names, null where not mentioned
-    codes = {"1": 1.0, "2": None, "3": -1.0, "unknown": 1.0}
-    rows = [{"path": f"a/{name}.png", "Edema": code} for name, code in codes.items()]
-    (tmp_path / "labels.json").write_text("\n".join(json.dumps(row) for row in rows))
+    codes = {" a/1.png\t": 1.0, "a/2.png": None, "a/3.png": -1.0, "a/unknown.png": 1.0}
+    rows = [json.dumps({"path": path, "Edema": code}) for path, code in codes.items()]
+    (tmp_path / "labels.json").write_text("\n".join(rows))
     columns = {"image_id": "file", "study_id": "study", "subject_id": "who", "report": "text"}
     settings = {"columns": columns | {"path": "file"}, "labels": "labels.json", "label_id": "path"}
-    found = labels_of(tmp_path, {"file": [f"a/{n}.png" for n in range(1, 5)]}, None, **settings)
+    files = {"file": [f"a/{n}.png" for n in range(1, 5)]}
+    found, counts = labels_of(tmp_path, files, None, **settings)
     assert found == {"s1": {"Edema": 1}, "s3": {"Edema": -1}}
+    assert counts["labels_without_study"] == 1
 
 
 def test_ids_of_studies_and_of_images_are_not_confused(tmp_path: Path) -> None:
@@ -96,26 +98,6 @@ def test_ids_of_studies_and_of_images_are_not_confused(tmp_path: Path) -> None:
     assert by_study == {"1": {"Edema": 1}, "2": {"Edema": 0}}
     by_image, _ = read(tmp_path, settings | {"label_id": {"image": "id"}})
     assert by_image == {"1": {"Edema": 1}}
-
-
-def test_ids_of_labels_are_stripped_and_those_of_no_study_counted(tmp_path: Path) -> None:
-    (tmp_path / "l.csv").write_text('study_id;Edema\n s1\t;1,0\n="s2";0,0\ns9;1,0\n')
-    (tmp_path / "t.csv").write_text("study,who,text\ns1,a,A report.\ns2,b,A report.\n")
-    columns = {"study_id": "study", "subject_id": "who", "report": "text"}
-    found, counts = read(tmp_path, {"table": "t.csv", "columns": columns, "labels": "l.csv"})
-    assert found == {"s1": {"Edema": 1}, "s2": {"Edema": 0}}
-    assert counts["labels_without_study"] == 1
-
-
-def test_images_without_reports_keep_their_labels(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("file,who,class\n1.png,a,bacterial\n2.png,b,normal\n")
-    columns = {"path": "file", "image_id": "file", "subject_id": "who", "labels": "class"}
-    names = {"Pneumonia": ["bacterial", "viral"], "No Finding": ["normal"]}
-    settings = {"table": "t.csv", "columns": columns, "label_names": names}
-    assert read(tmp_path, settings)[0] == {
-        "1.png": {"Pneumonia": 1, "No Finding": 0},
-        "2.png": {"Pneumonia": 0, "No Finding": 1},
-    }
 
 
 def test_rows_of_a_study_are_united_by_what_they_show() -> None:
@@ -166,19 +148,23 @@ def test_a_table_that_joins_nothing_is_refused_with_what_would(tmp_path, table, 
         labels_of(tmp_path, {}, None, labels="l.csv")
 
 
-def test_a_source_names_its_own_findings_and_one_name_may_stand_for_two(tmp_path):
+def test_a_source_names_its_own_findings_and_names_are_of_one_or_several(tmp_path):
     added = {"found": [["Tuberculosis"], ["hernia", "nodule"], [], None]}
     own = {"findings": ["Nodule", "Tuberculosis", "Hernia"]}
-    found = labels_of(tmp_path, added, "found", **own)
+    found, _ = labels_of(tmp_path, added, "found", **own)
     assert [list(row.items()) for row in found.values()] == [
         [("Nodule", 0), ("Tuberculosis", 1), ("Hernia", 0)],
         [("Nodule", 1), ("Tuberculosis", 0), ("Hernia", 1)],
         [("Nodule", 0), ("Tuberculosis", 0), ("Hernia", 0)],
     ]
-    names = {"Pneumothorax": ["Hydropneumothorax"], "Pleural Effusion": ["hydropneumothorax"]}
-    column = {"found": ["hydropneumothorax", "other", "", "No Indexing"]}
-    found = labels_of(tmp_path, column, "found", label_names=names)
-    assert found == {"s1": dict.fromkeys(names, 1), "s2": dict.fromkeys(names, 0)}
+    both = ("Pneumothorax", "Pleural Effusion")
+    names = {name: ["hydropneumothorax"] for name in both} | {"Pneumonia": ["bacterial", "viral"]}
+    column = {"found": ["Hydropneumothorax", "viral", "", "No Indexing"]}
+    found, _ = labels_of(tmp_path, column, "found", label_names=names)
+    assert found == {
+        "s1": {"Pneumonia": 0} | dict.fromkeys(both, 1),
+        "s2": {"Pneumonia": 1} | dict.fromkeys(both, 0),
+    }
 
 
 @pytest.mark.parametrize(

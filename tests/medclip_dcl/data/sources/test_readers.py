@@ -1,14 +1,21 @@
-"""Readers: what their inputs depend on, known truth; a folder of DICOM, by its headers."""
+"""Readers: what their inputs depend on, a folder of DICOM, and what the page of inputs says."""
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from medclip_dcl.core.errors import StudyError
+from medclip_dcl.core.plugins import SOURCES
 from medclip_dcl.data import records
+from medclip_dcl.data.dicom import metadata
 from medclip_dcl.data.records import BoxTable, ImageRecord, RawStudies, Source, Study
-from medclip_dcl.data.source_settings import SourceConfig
+from medclip_dcl.data.source_settings import SourceConfig, find_file
+from medclip_dcl.data.sources.boxes import MS_CXR_COLUMNS
 from medclip_dcl.data.sources.readers import hash_patient, read_dicom_folder
+from medclip_dcl.text.labeler.lexicon import LABELS
+from tests.house.tree import ROOT
 from tests.support.dicom import dicom_bytes, ramp
 
 
@@ -105,3 +112,30 @@ def test_patients_are_named_by_a_keyed_hash_alone(tmp_path: Path) -> None:
     assert subjects["1.5.3"] != subjects["1.5.1"]
     assert hash_patient(b"MRN7", b"") != hash_patient(b"MRN7", b"secret")
     assert "MRN" not in repr(raw)
+
+
+# --- Settings
+
+INPUTS = yaml.safe_load((ROOT / "docs/inputs.yaml").read_text(encoding="utf-8"))
+
+
+def names_of(kind: str, file: str) -> set[str]:
+    """What stands in code type in the description of one input."""
+    (row,) = (row for row in INPUTS if row["kind"] == kind and file in row["file"])
+    return set(re.findall(r"`([^`]+)`", row["read"]))
+
+
+def test_the_page_names_every_kind_of_source_and_every_column_and_tag_that_readers_require():
+    kinds = set(SOURCES.own)
+    assert {row["kind"] for row in INPUTS} == kinds | {"any", "dicomweb"}  # one of hospital/
+    assert all(callable(SOURCES[kind]) for kind in kinds)
+    assert names_of("mimic_cxr", "chexpert") == {"study_id", *LABELS}
+    assert names_of("dicom", "any file") == {*metadata.TAGS.values()}
+    assert names_of("any", "source.boxes") == {*MS_CXR_COLUMNS.values(), "path"}
+
+
+def test_a_missing_table_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=f"looked for studies.csv and {tmp_path}/studies.csv;"):
+        find_file("table", "studies.csv", tmp_path, Path)
+    with pytest.raises(StudyError, match=r"labels names no file.*root is not a folder: .*/nowhere"):
+        find_file("labels", "l.csv", tmp_path / "nowhere", Path)
