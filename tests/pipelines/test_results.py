@@ -1,4 +1,4 @@
-"""Which of two configs is better: the statistics by hand, and the command."""
+"""Figures of finished runs: which of two configs is better, and whether artifacts are whole."""
 
 import json
 import math
@@ -15,8 +15,10 @@ from medclip_dcl.evaluation.measure import check_same_samples, measure, read_sam
 from medclip_dcl.evaluation.metrics import patient_weights
 from pipelines.__main__ import main
 from pipelines.results import compare_sides, describe_difference, find_runs, holm
+from tests.support.headers import make
 from tests.support.jobs import run_here, write_evaluated
 from tests.support.published import publish
+from tests.support.tiny_models import random_images
 
 PATIENTS = 60
 FIGURES = 6
@@ -124,7 +126,7 @@ def runs(tmp_path_factory):
     work = write_evaluated(folder / "work")
     for seed in range(4):
         shutil.rmtree(work / "model", ignore_errors=True)
-        publish(work / "model", seed=seed)
+        publish(work / "model", seed=seed, bank=random_images(8, 64))
         run_here("evaluate", work, "evaluate.bootstrap=1000")
         side = ("first", "second")[seed // 2]
         shutil.copytree(results.ARTIFACT.at(work), folder / side / f"seed-{seed}" / "results")
@@ -147,6 +149,7 @@ def test_the_cases_give_the_figures_that_were_reported(case):
         expected = questions[question]["figures"][figure]["value"]
         # The data alone and in a thousand samples: a product of other sizes rounds otherwise.
         assert metrics.value_of(values) == pytest.approx(expected, abs=1e-12), name
+    assert "zero_shot.mean_balanced_accuracy_offset" in found
     asked = {"zero_shot", "decisions", "grounding", "boxes", "reports"}
     assert {name.partition(".")[0] for name in found} == asked
 
@@ -181,3 +184,30 @@ def test_a_side_is_a_folder_of_runs_or_several_joined_by_commas(runs):
     joined = f"{side / 'seed-2'},{side / 'seed-3' / 'results'}"
     assert [path.parent.name for path in find_runs(joined)] == ["seed-2", "seed-3"]
     assert [path.parent.name for path in find_runs(str(side))] == ["seed-2", "seed-3"]
+
+
+def test_every_artifact_of_a_run_is_hashed_and_damaged_ones_are_named(tmp_path, capfd):
+    make(tmp_path / "whole")
+    make(tmp_path / "checkpoints" / "step-1")
+    assert main(["show", "--verify", str(tmp_path)]) == 0
+    assert capfd.readouterr().out.count("whole, 1 files, 7 bytes") == 2
+    (tmp_path / "whole" / "data.txt").write_bytes(b"CONTENT")
+    assert main(["show", "--verify", str(tmp_path)]) == 4
+    output = capfd.readouterr()
+    assert "data.txt of" in output.out
+    assert "step-1               whole" in output.out
+    assert "whole of" in output.err
+    assert main(["show", "--verify", str(tmp_path / "checkpoints" / "step-1")]) == 0
+    (tmp_path / "empty").mkdir()
+    assert main(["show", "--verify", str(tmp_path / "empty")]) == 4
+    assert "holds no artifact" in capfd.readouterr().err
+
+
+def test_what_is_no_run_is_named_and_what_opens_it(tmp_path, capfd):
+    make(tmp_path / "model")
+    assert main(["show", str(tmp_path / "model")]) == 4
+    assert "of a run; name the run's folder" in capfd.readouterr().err
+    report = tmp_path / "report.html"
+    report.write_text("<html></html>", encoding="utf-8")
+    assert main(["show", str(report)]) == 4
+    assert "a browser opens its report.html" in capfd.readouterr().err
