@@ -1,30 +1,42 @@
-"""The manifest: what is usable, whose it is, and a reason for everything else."""
+"""The manifest: what is usable, whose it is, a reason for the rest; and the images, prepared."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from medclip_dcl.data import manifest
+import dask
+import numpy as np
+import psutil
+import pytest
+from distributed import Client, LocalCluster
+
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.grayscale import square
+from medclip_dcl.data.images import open_image
+from medclip_dcl.data.prepared import PreparedImages
 from pipelines.build_manifest import main
-from tests.support import jobs
+from tests.support import forkserver, jobs
 from tests.support.dicom import dicom_bytes, ramp
+from tests.support.jobs import config_for, made, run
 from tests.support.release import Release, release
 
 _IDS = {"SOPInstanceUID": "1.2.3", "StudyInstanceUID": "1.2", "PatientID": "MRN7"}
 
 
 def write(tmp_path: Path, source: Release) -> Path:
-    """Write a release; gives its folder."""
+    """Write a release, and return its folder."""
     (tmp_path / "source").mkdir()
     source.write(tmp_path / "source")
     return tmp_path / "source"
 
 
-def build(tmp_path: Path, **settings: Any) -> Path:
-    """Build the manifest of what was written; gives the work folder."""
+def build(tmp_path: Path, name: str = "work", **settings: Any) -> Path:
+    """Build the manifest of what was written, and return the work folder."""
     source = {"root": str(tmp_path / "source"), "max_reject_share": 1.0} | settings
-    assert main(["--config", str(jobs.config_for(tmp_path / "work", source=source))]) == 0
-    return tmp_path / "work"
+    images = {"size_px": 32} | source.pop("images", {})
+    config_file = config_for(tmp_path / name, source=source, images=images, workers=2)
+    assert main(["--config", str(config_file)]) == 0
+    return tmp_path / name
 
 
 def rows(work: Path, form: Any) -> list[dict[str, Any]]:
@@ -45,7 +57,7 @@ def test_whole_release_comes_through(tmp_path: Path) -> None:
     assert (labels["Atelectasis"], labels["Cardiomegaly"], labels["Consolidation"]) == (1, 0, -1)
     assert labels["Pneumonia"] is None
     assert rows(work, manifest.REJECTS) == []
-    assert jobs.made(work, manifest.ARTIFACT).summary["boxes_without_image"] == 0
+    assert made(work, manifest.ARTIFACT).summary["boxes_without_image"] == 0
 
 
 def test_patients_with_boxes_never_train_and_no_patient_is_split(tmp_path: Path) -> None:
@@ -65,7 +77,7 @@ def test_patients_with_boxes_never_train_and_no_patient_is_split(tmp_path: Path)
     assert splits["10000002"] == splits["10000003"] == "test"
     (box,) = rows(work, manifest.BOXES)
     assert (box["phrase"], box["x"], box["height"], box["image_width"]) == ("mild edema", 1, 4, 50)
-    summary = jobs.made(work, manifest.ARTIFACT).summary
+    summary = made(work, manifest.ARTIFACT).summary
     assert (summary["boxes_without_image"], summary["split_conflicts"]) == (1, 1)
 
 
@@ -115,11 +127,95 @@ def test_a_config_that_reads_labels_is_refused_where_there_are_none(tmp_path, ca
     source = {"kind": "table", "root": str(tmp_path), "table": "t.csv", "columns": columns}
     objective = {"negatives": "remove_labels"}
     work = tmp_path / "work"
-    jobs.config_for(work, source=source, objective=objective)
-    jobs.run("build_manifest", work, code=2)
+    config_for(work, source=source, objective=objective)
+    run("build_manifest", work, code=2)
     message = capsys.readouterr().err
     assert "objective.negatives: remove_labels: no study" in message
     assert "source.columns.labels" in message
     columns["labels"] = {"Edema": "edema"}
-    jobs.run("build_manifest", work, f"source.columns={json.dumps(columns)}")
+    run("build_manifest", work, f"source.columns={json.dumps(columns)}")
     assert [row["Edema"] for row in rows(work, manifest.STUDY_LABELS)] == [1, 0]
+
+
+# ---- Prepared images
+
+
+def test_images_come_out_as_the_square_of_what_went_in(tmp_path: Path) -> None:
+    source = release(10)
+    write(tmp_path, source)
+    work = build(tmp_path)
+    run("prepare_images", work)
+    images = PreparedImages(made(work, prepared.ARTIFACT))
+    assert (len(images), images.size_px) == (10, 32)
+    assert images.image_ids == sorted(row[0] for row in source.images)
+    for row in rows(work, manifest.IMAGES):
+        image = open_image(tmp_path / "source" / row["path"])
+        at = images.row_of[row["image_id"]]
+        assert images.original_size(at) == image.pixels.shape
+        assert np.array_equal(images.pixels(at), square(image, 32, False))
+    assert not images.pixels(0).flags.owndata
+    with pytest.raises(IndexError):
+        images.pixels(10)
+
+
+def test_refused_images_are_rows_with_a_reason(tmp_path: Path) -> None:
+    source = release(10)
+    ids = [row[0] for row in source.images]
+    source.image = {
+        ids[2]: dicom_bytes(np.full((9, 9), 5, dtype=np.uint16)),
+        ids[5]: dicom_bytes(ramp())[:900],
+    }
+    write(tmp_path, source)
+    work = build(tmp_path, max_reject_share=0.1)
+    run("prepare_images", work, code=3)
+    run("prepare_images", work, "source.max_reject_share=0.2")
+    rejects = jobs.rows(work, prepared.ARTIFACT, manifest.REJECTS)
+    assert [(row["id"], row["reason"]) for row in rejects] == [
+        (ids[2], "constant"),
+        (ids[5], "truncated"),
+    ]
+    images = PreparedImages(made(work, prepared.ARTIFACT))
+    assert images.image_ids == [name for name in ids if name not in {ids[2], ids[5]}]
+
+
+def test_two_dask_workers_give_the_bytes_of_the_local_pool(tmp_path: Path) -> None:
+    source = release(30)
+    spoilt = {3: b"no image", 7: dicom_bytes(ramp())[:900]}
+    source.image = {source.images[number][0]: data for number, data in spoilt.items()}
+    write(tmp_path, source)
+    here = build(tmp_path, "here")
+    run("prepare_images", here)
+    forkserver.context()  # has imported what the workers of the cluster need
+    with (
+        dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
+        ) as cluster,
+    ):
+        address = cluster.scheduler_address
+        there = build(tmp_path, "there", images={"dask_scheduler": address})
+        run("prepare_images", there)
+        with Client(cluster) as client:
+            busy = client.run(_decode_workers)
+    assert made(there, prepared.ARTIFACT).digest == made(here, prepared.ARTIFACT).digest
+    assert len(busy) == 2
+    assert sum(busy.values()) >= 1
+    with dask.config.set({"distributed.comm.timeouts.connect": "200ms"}):  # it has gone
+        gone = (f"images.dask_scheduler={address}", "images.size_px=40")
+        run("prepare_images", here, *gone, code=2)
+
+
+def _decode_workers() -> int:
+    return len(psutil.Process().children())
+
+
+def test_image_that_changes_is_prepared_anew(tmp_path: Path) -> None:
+    image = next(write(tmp_path, release(3)).rglob("*.dcm"))
+    work = build(tmp_path)
+    digests = []
+    for pixels in (None, None, ramp()[::-1].copy()):
+        if pixels is not None:
+            image.write_bytes(dicom_bytes(pixels))
+        run("prepare_images", work)
+        digests.append(made(work, prepared.ARTIFACT).digest)
+    assert digests[0] == digests[1] != digests[2]
