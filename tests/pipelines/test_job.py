@@ -1,4 +1,4 @@
-"""A job reuses what is valid, and its exit code says how it ended."""
+"""A job reuses what is valid, replaces no finished model unasked, and says how it ended."""
 
 import json
 import os
@@ -6,16 +6,21 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from medclip_dcl.core.artifact import ArtifactType
-from medclip_dcl.core.artifact_writer import ArtifactWriter
-from medclip_dcl.core.errors import ArtifactMissing, ConfigError, StudyError
-from medclip_dcl.core.files import write_text
+from medclip_dcl.core.artifact import Artifact, ArtifactType, make_fingerprint
+from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.errors import ArtifactMissing, ArtifactStale, ConfigError, StudyError
 from medclip_dcl.core.progress import Progress
+from medclip_dcl.likelihood.eta import used_settings
 from pipelines import run as runs
-from pipelines.job import STOPPED, Job, Stopped, job_main
+from pipelines.__main__ import main
+from pipelines.config import Config, check_config
+from pipelines.job import STOPPED, Job, Stopped, job_main, refuse_other_model
+from pipelines.run import refuse_to_replace
+from pipelines.stages import stages_of
 from tests.house.tree import ROOT
 from tests.support.headers import made_by_other_code
 
@@ -33,22 +38,24 @@ def run(config_file: Path, work: object, *more: str) -> int:
     return job_main("make_thing", work)(["--config", str(config_file), *more])  # type: ignore[arg-type]
 
 
-def test_valid_artifact_is_reused_and_said_so(config_file, capsys):
-    written = []
-
-    def write(writer: ArtifactWriter) -> dict[str, int]:
-        written.append(1)
-        write_text(writer.directory / "a", "x")
-        return {"rows": 1}
-
+def test_what_is_valid_is_reused_and_changed_code_is_named_until_it_is_made_again(
+    config_file, capsys
+):
     def work(job: Job) -> None:
-        job.make(ARTIFACT, {"eta": job.config.eta}, {}, write)
+        job.make(ARTIFACT, {"eta": job.config.eta}, {}, lambda writer: {"forced": job.force})
 
-    assert run(config_file, work) == run(config_file, work) == 0
-    states = [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()]
-    assert states == ["made", "reused"]
-    assert run(config_file, work, "--set", "eta.a=0.1") == 0
-    assert len(written) == 2
+    def states_of(*runs: tuple[str, ...]) -> tuple[list[str], str]:
+        assert [run(config_file, work, *more) for more in runs] == [0] * len(runs)
+        shown = capsys.readouterr()
+        return [json.loads(line)["state"] for line in shown.out.splitlines()], shown.err
+
+    other = ("--set", "eta.a=0.1")
+    assert states_of((), (), other) == (["made", "reused", "made"], "")
+    made_by_other_code(config_file.parent / "work" / "thing", "medclip_dcl/core/files.py")
+    states, error = states_of(other)
+    assert states == ["reused"]
+    assert "thing reused, made before medclip_dcl/core/files.py changed; --force" in error
+    assert states_of((*other, "--force"), other) == (["made", "reused"], "")
 
 
 @pytest.mark.parametrize(
@@ -103,25 +110,9 @@ def test_a_fault_names_its_type_and_place_but_not_its_message(config_file):
     assert "Jane" not in done.stderr
 
 
-def test_a_forced_job_makes_again_what_is_valid_and_reuse_names_changed_code(config_file, capsys):
-    def work(job: Job) -> None:
-        job.make(ARTIFACT, {}, {}, lambda writer: {"forced": job.force})
-
-    assert run(config_file, work) == run(config_file, work) == 0
-    assert capsys.readouterr().err == ""
-    made_by_other_code(config_file.parent / "work" / "thing", "medclip_dcl/core/files.py")
-    assert run(config_file, work) == 0
-    shown = capsys.readouterr()
-    assert "thing reused, made before medclip_dcl/core/files.py changed; --force" in shown.err
-    assert run(config_file, work, "--force") == run(config_file, work) == 0
-    shown = capsys.readouterr()
-    assert [json.loads(line)["state"] for line in shown.out.splitlines()] == ["made", "reused"]
-    assert shown.err == ""
-
-
 def test_a_run_has_a_line_a_stage_and_the_rest_where_a_log_is_asked_for(
-    config_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    config_file, monkeypatch, capsys
+):
     def work(job: Job) -> None:
         with Progress("things", 2) as progress:
             progress.advance(2)
@@ -161,3 +152,97 @@ def test_a_signal_that_comes_as_a_stage_ends_stops_the_run(config_file, monkeypa
     assert work.is_dir()
     assert "run the same command again to go on" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+# ---- A second run
+
+
+def config(work: Path, **sections: Any) -> Config:
+    return check_config({"work": str(work), **sections}, "test")
+
+
+def make(work: Path, name: str, **settings: Any) -> Artifact:
+    kind = ArtifactType(name, 1, "its_job")
+    with write_artifact(kind.at(work), kind, make_fingerprint(kind, settings, {})) as writer:
+        return writer.commit({})
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A folder with what a run of the default settings would leave."""
+    made = config(tmp_path, train={"precision": "bf16"})
+    make(tmp_path, "manifest", source=made.source.result_settings())
+    make(tmp_path, "likelihoods", variant=made.likelihood.variant, engine="torch")
+    make(tmp_path, "eta_cache", eta=used_settings(made.eta))
+    settings = {"objective": made.objective, "train": made.train.result_settings()}
+    make(tmp_path, "model", seed=0, model=made.model, **settings)
+    make(tmp_path, "results", evaluate=made.evaluate, inference=made.inference)
+    return tmp_path
+
+
+BOTH = "a finished model and finished results"
+
+
+@pytest.mark.parametrize(
+    ("sections", "lost", "change"),
+    [
+        ({"seed": 1}, BOTH, "seed: 0 -> 1"),
+        ({"objective": {"kind": "infonce"}}, BOTH, 'objective.kind: "debiased" -> "infonce"'),
+        ({"eta": {"a": 0.3}}, BOTH, "eta.a: 0.2 -> 0.3"),
+        ({"likelihood": {"variant": "within_word_l2r"}}, BOTH, "likelihood.variant: "),
+        ({"evaluate": {"bootstrap": 7}}, "finished results", "evaluate.bootstrap: 1000 -> 7"),
+    ],
+)
+def test_other_settings_are_named_before_anything_is_touched(work, sections, lost, change):
+    asked = config(work, **({"train": {"precision": "bf16"}} | sections))
+    with pytest.raises(ArtifactStale) as caught:
+        refuse_to_replace(asked, work, stages_of(asked))
+    text = str(caught.value)
+    assert f"{work} holds {lost}, made with other settings" in text
+    assert change in text
+    assert "--set work=FOLDER" in text
+    assert "--replace" in text
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"train": {"precision": "bf16", "save_every_steps": 3}},
+        {"index": {"candidates": 50}},
+        {"jobs": ["write_report"], "objective": {"kind": "infonce"}},
+        {"jobs": ["train"], "evaluate": {"bootstrap": 7}},
+    ],
+)
+def test_the_same_run_and_what_replaces_neither_go_on(work: Path, sections: dict[str, Any]) -> None:
+    asked = config(work, **({"train": {"precision": "bf16"}} | sections))
+    refuse_to_replace(asked, work, stages_of(asked))
+
+
+def test_an_unfinished_run_is_refused_by_its_checkpoints_alone(tmp_path: Path) -> None:
+    make(tmp_path, "eta_cache", eta={"source": "pll", "a": 0.2})
+    asked = config(tmp_path, eta={"a": 0.3})
+    refuse_to_replace(asked, tmp_path, stages_of(asked))
+
+
+def test_a_run_says_so_on_one_line_and_leaves_the_model(tmp_path, capfd):
+    model = make(tmp_path, "model", objective=config(tmp_path).objective)
+    words = ["run", "demo", "--set", f"work={tmp_path}", "--set", "objective.kind=infonce"]
+    words += ["--set", "objective.relation=none"]
+    assert main([*words, "--set", 'jobs=["train"]']) == 4
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"run: {tmp_path} holds a finished model, made with other settings")
+    assert (model.path / "artifact.json").is_file()
+
+
+def test_training_alone_refuses_other_inputs_too(tmp_path: Path) -> None:
+    kind = ArtifactType("model", 1, "train")
+    refuse_other_model(tmp_path, kind, {})
+    fingerprint = make(tmp_path, "model", seed=0).fingerprint
+    refuse_other_model(tmp_path, kind, fingerprint)
+    for other, change in (
+        ({"settings": {"seed": 1}}, "seed: 0 -> 1"),
+        ({"inputs": {"eta_cache": "ab"}}, "another eta_cache"),
+    ):
+        with pytest.raises(ArtifactStale, match=rf"a finished model.* \({change}\)"):
+            refuse_other_model(tmp_path, kind, fingerprint | other)
