@@ -51,12 +51,11 @@ def run(script: str, environment: dict[str, str]) -> int:
 def test_accelerate_reads_a_config_and_leaves_precision_to_the_recipe(path: Path) -> None:
     config = load_config_from_file(str(path))
     assert isinstance(config, ClusterConfig)
-    assert config.num_processes == PROCESSES[path.stem]
-    assert config.num_machines == (2 if path.stem == "two_nodes" else 1)
+    machines = 2 if path.stem == "two_nodes" else 1
+    assert (config.num_processes, config.num_machines) == (PROCESSES[path.stem], machines)
     assert config.use_cpu is (path.stem == "cpu")
     assert str(config.mixed_precision) == "no"
-    parallel = config.num_processes > 1
-    assert config.distributed_type.value == ("MULTI_GPU" if parallel else "NO")
+    assert config.distributed_type.value == ("MULTI_GPU" if config.num_processes > 1 else "NO")
 
 
 def test_torchrun_starts_a_process_for_each_gpu_and_tells_the_recipe(tmp_path: Path) -> None:

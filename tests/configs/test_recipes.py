@@ -1,9 +1,11 @@
-"""Every config loads, and names jobs and files that exist."""
+"""Every config loads, fits the schema, and names jobs and files that exist."""
 
 import re
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 
 from api.auth import is_loopback
 from api.settings import read_service_settings
@@ -12,7 +14,7 @@ from medclip_dcl.inference.prompts import read_prompts
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler.labels import read_sentence
 from medclip_dcl.text.labeler.phrases import Polarity
-from pipelines.__main__ import main
+from pipelines.__main__ import config_schema, main
 from pipelines.config import load_config
 from pipelines.plan import _image_start
 from pipelines.stages import stages_of
@@ -21,23 +23,48 @@ from tests.support.processes import options
 from tests.support.public_sets import write_open_i_projections, write_open_i_xml
 
 ROOT = Path(__file__).parents[2]
-OTHER = {"serve.yaml"}
 CONFIGS = sorted(
     path
-    for path in [
-        *(ROOT / "configs").glob("*.yaml"),
-        *(ROOT / "configs/train").glob("*.yaml"),
-        *(ROOT / "configs/evaluate").glob("*.yaml"),
-    ]
-    if path.name not in OTHER
+    for folder in ("configs", "configs/train", "configs/evaluate")
+    for path in (ROOT / folder).glob("*.yaml")
+    if path.name != "serve.yaml"  # settings of a service, not of a run
 )
+LINE = "# yaml-language-server: $schema="
+
+
+@pytest.fixture(scope="module")
+def validator() -> jsonschema.Draft202012Validator:
+    schema = config_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_recipe_loads_and_names_real_jobs(path: Path) -> None:
+def test_recipe_loads_fits_the_schema_and_names_real_jobs(path: Path, validator) -> None:
     config = load_config(path)
     assert stages_of(config)
     assert (ROOT / config.evaluate.prompts).is_file()
+    text = path.read_text(encoding="utf-8")
+    assert [error.json_path for error in validator.iter_errors(yaml.safe_load(text))] == []
+    first = text.splitlines()[0]
+    assert first.startswith(LINE)
+    # which `make` writes
+    assert (path.parent / first.removeprefix(LINE)).resolve() == ROOT / "configs/schema.json"
+
+
+@pytest.mark.parametrize(
+    ("tree", "where"),
+    [
+        ({"train": {"step": 3}}, "$.train"),
+        ({"train": {"steps": "many"}}, "$.train.steps"),
+        ({"evaluate": {"bootstrap": -1}}, "$.evaluate.bootstrap"),
+        ({"source": {"columns": {"patient": "id"}}}, "$.source.columns"),
+        ({"jobs": ["train", "tain"]}, "$.jobs[1]"),
+        ({"seeds": 3}, "$"),
+    ],
+)
+def test_a_slip_is_found_where_it_is(validator, tree, where):
+    assert [error.json_path for error in validator.iter_errors(tree)] == [where]
 
 
 def test_the_demo_is_served_to_this_machine_alone() -> None:
