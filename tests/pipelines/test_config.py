@@ -21,25 +21,18 @@ def config_file(tmp_path: Path) -> Path:
 
 def test_file_and_overrides_are_merged(config_file: Path) -> None:
     config = load_config(config_file, ["eta.k=0.5", "train.learning_rate=1e-5", "seed=3"])
-    assert (config.eta.a, config.eta.k, config.train.learning_rate, config.seed) == (
-        0.1,
-        0.5,
-        1e-5,
-        3,
-    )
+    assert (config.eta.a, config.eta.k) == (0.1, 0.5)
+    assert (config.train.learning_rate, config.seed) == (1e-5, 3)
     config = load_config(config_file, ['eta={"k": 0.5}'])
     assert (config.eta.a, config.eta.k) == (0.1, 0.5)  # what is not named stays
 
 
 def test_a_base_may_have_a_base(config_file: Path) -> None:
-    (config_file.parent / "more").mkdir()
-    texts = {
-        "more/middle.yaml": "base: ../config.yaml\nseed: 4\neta: {k: 0.3}\n",
-        "over.yaml": "base: more/middle.yaml\nseed: 5\n",
-    }
-    for name, text in texts.items():
-        (config_file.parent / name).write_text(text, encoding="utf-8")
-    config = load_config(config_file.parent / "over.yaml")
+    middle, over = config_file.parent / "more/middle.yaml", config_file.with_name("over.yaml")
+    middle.parent.mkdir()
+    middle.write_text("base: ../config.yaml\nseed: 4\neta: {k: 0.3}\n", encoding="utf-8")
+    over.write_text("base: more/middle.yaml\nseed: 5\n", encoding="utf-8")
+    config = load_config(over)
     assert (config.work, config.seed, config.eta.a, config.eta.k) == ("runs/x", 5, 0.1, 0.3)
 
 
@@ -50,13 +43,14 @@ def test_a_config_of_a_packaged_name_may_have_that_one_as_its_base(tmp_path: Pat
     assert load_config(own, [f"work={tmp_path}"]) == packaged
 
 
+OWN_BASE = r"over\.yaml is, by way of its bases, its own base: "
+
+
 @pytest.mark.parametrize(
     ("base", "message"),
     [
         ("nowhere.yaml", r"base of .*over\.yaml, .*nowhere\.yaml does not exist"),
-        ("over.yaml", r"over\.yaml is, by way of its bases, its own base: "),
-        ("over", r"over\.yaml is, by way of its bases, its own base: "),
-        ("config.yaml", r"over\.yaml is, by way of its bases, its own base: "),
+        *((base, OWN_BASE) for base in ("over.yaml", "over", "config.yaml")),
     ],
 )
 def test_a_base_that_is_missing_or_leads_back_is_refused(config_file, base, message):
@@ -72,10 +66,7 @@ def test_a_base_that_is_missing_or_leads_back_is_refused(config_file, base, mess
     [
         *((bad, ".") for bad in ("eta.b=1", "etaa.a=0.1", "eta.a=1", "eta.a=NaN", "eta.a.x=1")),
         *((bad, ".") for bad in ("eta", "=1", "train.steps=0")),
-        (
-            "objective.knd=infonce",
-            r"objective\.knd is not a setting; did you mean objective\.kind\?$",
-        ),
+        ("objective.knd=infonce", r"\.knd is not a setting; did you mean objective\.kind\?$"),
         ("objectiv.kind=infonce", r"objectiv is not a setting; did you mean objective\?$"),
         ("eta.epochs=3", r"did you mean (pretrain\.epochs or )?train\.epochs\?$"),
         ("source.column.text=a", r"did you mean source\.columns\?$"),

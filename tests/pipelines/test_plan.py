@@ -40,12 +40,11 @@ def answers(capsys: Capture, config_file: Path | str, *more: str) -> tuple[int, 
 
 @pytest.mark.usefixtures("no_step")
 def test_a_recipe_without_data_is_planned_and_says_what_it_cannot_know(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("CXR_BERT", raising=False)
-    monkeypatch.delenv("IMAGENET", raising=False)
-    work = ("--set", f"work={tmp_path / 'work'}")
-    code, found = answers(capsys, PAPER, "--seconds", "0", *work)
+    capsys, monkeypatch, tmp_path
+):
+    for name in ("CXR_BERT", "IMAGENET"):
+        monkeypatch.delenv(name, raising=False)
+    code, found = answers(capsys, PAPER, "--seconds", "0", "--set", f"work={tmp_path / 'work'}")
     assert code == 0
     assert found["steps"][0] == found["disk"][0] == found["hours"][0] == "note"
     assert "give --studies" in found["steps"][1]
@@ -124,18 +123,10 @@ def test_without_a_gpu_the_remedy_is_named_where_torch_could_use_one(monkeypatch
 
 
 def make_config(**train: object) -> Config:
-    return Config.model_validate(
-        {
-            "work": "unused",
-            "model": {
-                "image": {"depths": [1, 1], "widths": [8, 16], "input_px": 32},
-                "text": {"max_tokens": 16},
-                "similarity": {"dim": 16},
-            },
-            "images": {"size_px": 40},
-            "train": {"global_batch": 8, **train},
-        }
-    )
+    image = {"depths": [1, 1], "widths": [8, 16], "input_px": 32}
+    model = {"image": image, "text": {"max_tokens": 16}, "similarity": {"dim": 16}}
+    tree = {"model": model, "images": {"size_px": 40}, "train": {"global_batch": 8, **train}}
+    return Config.model_validate({"work": "unused", **tree})
 
 
 def held_by_the_graph(root: Tensor, weights: set[int]) -> int:

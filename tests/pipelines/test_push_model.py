@@ -39,17 +39,9 @@ from tests.support.tiny_models import tiny_model_config
 pytestmark = pytest.mark.filterwarnings("default")  # the hub's client warns of itself
 
 SENT = {
-    "README.md",
-    HEADER,
-    "config.json",
-    "data_card.md",
-    "model.json",
-    "model.safetensors",
-    "offsets.json",
-    "subjects.json",
-    "text/config.json",
-    "text/tokenizer.json",
-    "text/tokenizer_config.json",
+    *("README.md", "data_card.md", HEADER, "config.json", "model.json", "model.safetensors"),
+    *("offsets.json", "subjects.json"),
+    *("text/config.json", "text/tokenizer.json", "text/tokenizer_config.json"),
 }
 
 
@@ -67,10 +59,10 @@ def model_of(config_file: Path) -> Artifact:
 
 
 def public_copy(
-    config_file: Path, model: Path, folder: Path, *, allow_vocabulary: bool = True
+    config_file: Path, model: Path, folder: Path, *, vocabulary: bool = True
 ) -> Artifact:
     cards = pages.cards_of(config_file.parent / "work", model_of(config_file))
-    return export_model(model, cards, folder, allow_vocabulary=allow_vocabulary)
+    return export_model(model, cards, folder, allow_vocabulary=vocabulary)
 
 
 def reach(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
@@ -199,7 +191,7 @@ def test_a_hub_that_refuses_or_is_away_is_named(config_file, tmp_path, monkeypat
 def test_a_vocabulary_and_a_file_that_is_not_a_model_s_stay_here(config_file, tmp_path):
     own = model_of(config_file)
     with pytest.raises(CheckpointError, match="--allow-vocabulary"):
-        public_copy(config_file, own.path, tmp_path / "copy", allow_vocabulary=False)
+        public_copy(config_file, own.path, tmp_path / "copy", vocabulary=False)
     model = tmp_path / "model"
     with write_artifact(model, model_package.ARTIFACT, own.fingerprint) as writer:
         shutil.copytree(own.path, writer.directory, dirs_exist_ok=True)

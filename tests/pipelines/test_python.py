@@ -1,7 +1,7 @@
 """A table becomes a trained and evaluated model by calls in Python, in an empty folder."""
 
 import csv
-import os
+import io
 import re
 import subprocess
 import tempfile
@@ -59,31 +59,22 @@ def write_table(table: Path, first: int, count: int, *, has_reports: bool = True
 
 
 class Forked:
-    """The process of a run, which need not import anything first: in place of `Popen`."""
+    """A run in a process that need not import anything first, to its end: in place of `Popen`."""
 
     def __init__(self, command: Sequence[str], *, env: Mapping[str, str], **_: object) -> None:
         assert command[1:3] == ["-m", "medclip_dcl.pipelines"]
-        self._folder = tempfile.TemporaryDirectory()
-        pipe = Path(self._folder.name) / "pipe"
-        os.mkfifo(pipe)
-        words, where = command[3:], ("os:chdir", (str(Path.cwd()),))
-        self._process = forkserver.start(
-            "pipelines.__main__", words, pipe, environment=env, before=where
-        )
-        self.terminate = self._process.terminate
-        self.stdout = pipe.open(encoding="utf-8")
+        where = ("os:chdir", (str(Path.cwd()),))
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "log"
+            given = {"environment": env, "before": where}
+            self.returncode = forkserver.run("pipelines.__main__", command[3:], log, **given)
+            self.stdout = io.StringIO(log.read_text(encoding="utf-8"))
 
     def __enter__(self) -> "Forked":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stdout.close()
-        self._process.join()
-        self._folder.cleanup()
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,9 +110,7 @@ def with_settings(code: str, name: str) -> str:
 
 
 def test_the_page_s_five_snippets_are_short() -> None:
-    for code in (LOAD, ASK, TRAIN, ROWS):
-        for line in code.splitlines():
-            assert len(line) < 100
+    assert all(len(line) < 100 for code in (LOAD, ASK, TRAIN, ROWS) for line in code.splitlines())
     assert len(TRAIN.splitlines()) <= 5  # train from a table, and evaluate
     load, embed, zero_shot = LOAD.splitlines()[2], ASK.splitlines()[4], ASK.splitlines()[0]
     assert (".load(" in load, ".encode(" in embed, ".classify(" in zero_shot) == (True,) * 3
@@ -241,8 +230,8 @@ def test_likelihoods_and_eta_are_those_of_the_stages(names: dict[str, Any]) -> N
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_before_a_stage_runs(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, error: Any, rule: str
-) -> None:
+    folder, monkeypatch, arguments, error, rule
+):
     monkeypatch.chdir(folder)
     given = {"dataset": "studies.csv", "out": "runs/refused"} | arguments
     with pytest.raises(error, match=rule):

@@ -20,7 +20,7 @@ from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.sentences import distinct_sentences, text_key
 from tests.support.bert import tiny_bert, tiny_tokenizer, write_cxr_bert
-from tests.support.corpus import commit_tables, write_reports
+from tests.support.corpus import commit_tables, sentence_rows, write_reports
 from tests.support.jobs import config_for, made, rows, run
 
 UNIT_PIECES = 150
@@ -28,9 +28,8 @@ UNIT_PIECES = 150
 
 def write_model(work: Path, scale: float = 4.0) -> None:
     kind = masked_lm.ARTIFACT
-    with write_artifact(
-        kind.at(work), kind, make_fingerprint(kind, {"scale": scale}, {})
-    ) as writer:
+    fingerprint = make_fingerprint(kind, {"scale": scale}, {})
+    with write_artifact(kind.at(work), kind, fingerprint) as writer:
         save_language_model(tiny_bert(scale=scale), tiny_tokenizer(), writer.directory)
         writer.commit({})
 
@@ -101,43 +100,36 @@ REPORTS = {
 def say(work: Path, reports: dict[str, list[str]]) -> Path:
     """Write the sentences of reports."""
     table = [
-        {"study_id": study, "subject_id": study, "split": "train", "section": "findings",
-         "position": position, "text": text, "text_key": text_key(text)}
+        row
         for study, texts in reports.items()
-        for position, text in enumerate(texts)
-    ]  # fmt: skip
+        for row in sentence_rows({"study_id": study, "subject_id": study, "split": "train"}, texts)
+    ]
     work.mkdir()
     commit_tables(work, sentences.ARTIFACT, {sentences.SENTENCES: table})
     config_for(work)
     return work
 
 
-def test_sentences_and_reports_get_their_claims(tmp_path):
-    work = say(tmp_path / "work", REPORTS)
+def test_sentences_and_reports_get_their_claims_and_foreign_ones_none_and_are_warned_of(
+    tmp_path, capsys
+):
+    foreign = {"s4": ["Kein Erguss links.", "Pneumothorax."]}
+    work = say(tmp_path / "work", REPORTS | foreign)
     run("read_claims", work)
     reports = rows(work, labels.ARTIFACT, labels.REPORT_CLAIMS)
-    assert [row["study_id"] for row in reports] == ["s1", "s2", "s3"]
-    assert reports[0]["asserted"] == ["Pleural Effusion|left"]
-    assert reports[0]["negated"] == ["Pneumothorax"]
+    assert [row["study_id"] for row in reports] == ["s1", "s2", "s3", "s4"]
+    assert (reports[0]["asserted"], reports[3]["asserted"]) == (["Pleural Effusion|left"], [])
+    assert (reports[0]["negated"], reports[3]["negated"]) == (["Pneumothorax"], [])
     # the second report is normal; the third names an abnormality beyond the findings
-    assert [row["normal"] for row in reports] == [False, True, False]
+    assert [row["normal"] for row in reports] == [False, True, False, False]
     said = {row["text_key"]: row for row in rows(work, labels.ARTIFACT, labels.SENTENCE_CLAIMS)}
     assert list(said) == sorted(said)
-    assert len(said) == 6
+    assert len(said) == 8
     assert said[text_key("No acute disease.")]["normal"]
-
-
-def test_foreign_reports_have_no_claims_and_are_warned_of(tmp_path, capsys):
-    texts = {"s1": ["Kein Erguss links.", "Pneumothorax."], "s2": ["No effusion."]}
-    work = say(tmp_path / "work", texts)
-    run("read_claims", work)
-    negated = [row["negated"] for row in rows(work, labels.ARTIFACT, labels.REPORT_CLAIMS)]
-    assert negated == [[], ["Pleural Effusion"]]
-    # "Pneumothorax." says so by itself, but stands in a German report alone
-    asserted = [row["asserted"] for row in rows(work, labels.ARTIFACT, labels.SENTENCE_CLAIMS)]
-    assert asserted == [[], [], []]
-    assert made(work, labels.ARTIFACT).summary["languages"] == {"de": 1, "en": 1}
-    assert "1 of 2 reports read like another language" in capsys.readouterr().out
+    # it says so by itself, but stands in a German report alone
+    assert said[text_key("Pneumothorax.")]["asserted"] == []
+    assert made(work, labels.ARTIFACT).summary["languages"] == {"de": 1, "en": 3}
+    assert "1 of 4 reports read like another language" in capsys.readouterr().out
 
 
 def test_a_table_of_claims_stands_for_our_reading(tmp_path):
@@ -381,14 +373,11 @@ def drawn(split, tmp_path_factory):
     """Likelihoods that are drawn; one sentence is certain."""
     work = copy_of(split, tmp_path_factory.mktemp("drawn"))
     generator = np.random.default_rng(0)
+    listed = distinct_sentences(made(work, sentences.ARTIFACT)).to_pylist()
+    pll_nats = [0.0, *(-generator.gamma(2, 6, len(listed) - 1)).tolist()]
     table = [
-        {
-            "text_key": row["text_key"],
-            "pll_nats": -float(generator.gamma(2, 6)) if number else 0.0,
-            "tokens": 5,
-            "count": row["count"],
-        }
-        for number, row in enumerate(distinct_sentences(made(work, sentences.ARTIFACT)).to_pylist())
+        {"text_key": row["text_key"], "pll_nats": value, "tokens": 5, "count": row["count"]}
+        for row, value in zip(listed, pll_nats, strict=True)
     ]
     commit_tables(work, scoring.ARTIFACT, {scoring.LIKELIHOODS: table})
     return work

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
@@ -135,11 +136,11 @@ def test_sigterm_to_the_launcher_leaves_no_orphan_and_a_run_that_goes_on(whole_r
         stderr=subprocess.DEVNULL,
     )
     wait_until(lambda: steps_logged(work) >= 30)
-    (child,) = children_of(launcher.pid)
+    (child,) = psutil.Process(launcher.pid).children()
     asked = time.monotonic()
     launcher.terminate()
     launcher.wait()
-    wait_until(lambda: not Path(f"/proc/{child}").exists())
+    wait_until(lambda: not psutil.pid_exists(child.pid))
     assert time.monotonic() - asked < GRACE_S
     (newest, *_) = sorted((work / "checkpoints").glob("step-*"), reverse=True)
     assert int(newest.name.removeprefix("step-")) == len(figures(work)) < STEPS
@@ -148,21 +149,14 @@ def test_sigterm_to_the_launcher_leaves_no_orphan_and_a_run_that_goes_on(whole_r
     assert digest(work) == digest(whole_run)
 
 
-def children_of(pid: int) -> list[int]:
-    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in listed.split()]
-
-
-def stop_after(
-    work: Path, step: int, number: int = signal.SIGTERM, **sections: Mapping[str, Any]
-) -> int:
-    """Train in this process and send it a signal once a step is logged."""
+def stop_after(work: Path, step: int, **sections: Mapping[str, Any]) -> int:
+    """Train in this process and end it once a step is logged."""
     ended = threading.Event()
 
     def interrupt() -> None:
         wait_until(lambda: ended.is_set() or steps_logged(work) >= step)
         if not ended.is_set():  # else it would end the tests
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
@@ -288,13 +282,8 @@ def test_two_processes_follow_the_loss_curve_of_one_in_chunks(tmp_path: Path) ->
 
 
 def test_a_vit_with_adapters_is_trained_published_and_asked(work: Path) -> None:
-    vit = {
-        "model_type": "dinov2",
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "patch_size": 8,
-    }
+    vit = {"model_type": "dinov2", "hidden_size": 16, "patch_size": 8}
+    vit |= {"num_hidden_layers": 1, "num_attention_heads": 2}
     image = {"kind": "vit", "backbone": vit, "input_px": 32}
     model = {"image": image, "lora": {"image": 2, "text": 2}, "similarity": {"dim": 16}}
     assert train(work, train={"steps": 2}, model=model) == 0
