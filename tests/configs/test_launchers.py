@@ -60,11 +60,9 @@ def test_accelerate_reads_a_config_and_leaves_precision_to_the_recipe(path: Path
 
 def test_torchrun_starts_a_process_for_each_gpu_and_tells_the_recipe(tmp_path: Path) -> None:
     assert run("train_torchrun.sh", machine_of(tmp_path)) == 0
-    words = asked(tmp_path)
-    assert words[:4] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    assert words[4:7] == ["8", "-m", "pipelines.train"]
-    assert words[7:9] == ["--config", "config.yaml"]
-    assert words[9:] == ["--set", "train.processes=8", "--set", "train.steps=5"]
+    launch = "-m torch.distributed.run --standalone --nproc-per-node 8 -m pipelines.train"
+    settings = "--config config.yaml --set train.processes=8 --set train.steps=5"
+    assert asked(tmp_path) == f"{launch} {settings}".split()
 
 
 def test_slurm_starts_both_nodes_with_sixteen_processes(tmp_path: Path) -> None:
@@ -81,11 +79,8 @@ def test_slurm_puts_a_stopped_job_back_once_its_checkpoint_is_written(tmp_path: 
     saved = tmp_path / "saved"
     saves = f"trap 'sleep 0.3; touch {saved}; exit 1' TERM; touch {tmp_path}/begun"
     stub(tmp_path, "srun", f"{saves}; while true; do sleep 0.05; done")
-    stub(
-        tmp_path,
-        "scontrol",
-        f"[[ $1 == show ]] && echo node7 || {{ ls {saved} && echo $@; }} > {tmp_path}/queue",
-    )
+    queues = f"{{ ls {saved} && echo $@; }} > {tmp_path}/queue"
+    stub(tmp_path, "scontrol", f"[[ $1 == show ]] && echo node7 || {queues}")
     command = ["bash", "pipelines/train_slurm.sh", "config.yaml"]
     job = subprocess.Popen(command, cwd=ROOT, env=environment)
     end = time.monotonic() + DEADLINE_S

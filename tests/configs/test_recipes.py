@@ -134,21 +134,16 @@ NORMAL = {"No Finding", "No finding", "Healthy", "normal"}
 def test_one_side_of_a_prompt_pair_asserts_and_the_other_denies_the_same(name: str) -> None:
     """By the project's own reader of reports, and where it knows no word of it, by the letters."""
     for finding in PROMPTS[name]:
-        plus, minus = (
-            [read_sentence(text) for text in side] for side in (finding.positive, finding.negative)
-        )
+        sides = [[*map(read_sentence, side)] for side in (finding.positive, finding.negative)]
         if finding.label in NORMAL:
-            assert [reading.normal for reading in plus + minus] == [True, False]
+            assert [[reading.normal for reading in side] for side in sides] == [[True], [False]]
             continue
-        (asserted, told), (denied, untold) = (
-            [{item.concept for item in said}, {item.polarity for item in said}]
-            for side in (plus, minus)
-            for said in [[item for one in side for item in one.mentions]]
-        )
-        assert told <= {Polarity.ASSERTED, Polarity.UNCERTAIN}, finding
-        assert untold <= {Polarity.NEGATED}, finding
-        if asserted and denied:
-            assert asserted & denied, finding
+        plus, minus = ([item for one in side for item in one.mentions] for side in sides)
+        polarities = {item.polarity for item in plus}
+        assert polarities <= {Polarity.ASSERTED, Polarity.UNCERTAIN}, finding
+        assert {item.polarity for item in minus} <= {Polarity.NEGATED}, finding
+        if plus and minus:
+            assert {item.concept for item in plus} & {item.concept for item in minus}, finding
         else:
             texts = [f"No {text[0].lower()}{text[1:]}" for text in finding.positive]
             own = ["No Chilaiditi sign", "Normal lung volumes"]

@@ -258,12 +258,6 @@ def test_the_same_picture_has_one_key_however_it_is_stored(tmp_path: Path) -> No
     assert (cut["code"], cut["source"], cut["bits_stored"]) == ("truncated", "", None)
 
 
-def test_what_one_section_asserts_no_other_takes_back() -> None:
-    report = "FINDINGS: There is pneumonia.\nIMPRESSION: No pneumonia. Possible edema. No edema."
-    said = check_data.describe_report(cut_report(report), ["findings", "impression"])["said"]
-    assert said == {"Pneumonia": "present", "Edema": "uncertain"}
-
-
 def test_every_character_of_a_report_is_marked_with_what_is_done_with_it() -> None:
     report = "XR\nHISTORY: Old left effusion.\nFINDINGS: Clear lungs. 2. Unchanged.\nABC:\nx"
     pieces = check_data.mark_report(cut_report(report), ["findings", "impression"])

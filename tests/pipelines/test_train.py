@@ -166,20 +166,17 @@ def stop_after(work: Path, step: int, **sections: Mapping[str, Any]) -> int:
     return code
 
 
-@pytest.mark.parametrize("relation", ["none", "claims"])
-def test_every_input_that_is_opened_is_in_the_fingerprint(relation: str, work: Path) -> None:
-    config = load_config(
-        write_config(work / "config.yaml", work, objective={"kind": "multipositive"}),
-        [f"objective.relation={relation}"] if relation == "claims" else ["objective.kind=infonce"],
-    )
+@pytest.mark.parametrize(("kind", "relation"), [("infonce", "none"), ("multipositive", "claims")])
+def test_every_input_that_is_opened_is_in_the_fingerprint(work, kind, relation):
+    objective = {"kind": kind, "relation": relation}
+    config = load_config(write_config(work / "config.yaml", work, objective=objective))
     opened = Job("train", config, work).open_inputs(verify=False)
     assert opened.values.keys() == opened.digests.keys()
     assert ("claims" in opened.values) == (relation == "claims")
     always = {"manifest", "prepared", "sentences", "eta_cache", "text_weights", "prompts"}
     assert opened.values.keys() - {"claims"} == always
-    assert {item.name for item in STAGES["train"].inputs} == {
-        field.name for field in fields(TrainInputs)
-    }
+    listed = {item.name for item in STAGES["train"].inputs}
+    assert listed == {field.name for field in fields(TrainInputs)}
 
 
 def test_a_run_does_not_go_on_with_another_eta_or_other_settings(work, capfd):
