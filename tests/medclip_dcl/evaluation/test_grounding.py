@@ -116,11 +116,8 @@ def box(image_id, phrase, x=0.0, **changes):
 def test_boxes_of_one_sentence_on_one_image_are_gathered_and_cover_the_centres_they_hold():
     rows = [box("i", "A."), box("j", "A."), box("i", "B."), box("i", "A.", x=40), box("z", "A.")]
     units = boxed_sentences(rows, images("i", "j"), ["a", "a", "b", "a", "a"])
-    assert [(unit.image, unit.key, len(unit.boxes)) for unit in units] == [
-        (0, "a", 2),
-        (1, "a", 1),
-        (0, "b", 1),
-    ]
+    gathered = [(unit.image, unit.key, len(unit.boxes)) for unit in units]
+    assert gathered == [(0, "a", 2), (1, "a", 1), (0, "b", 1)]
     assert units[0].boxes.tolist() == [[0, 10, 20, 30], [40, 10, 20, 30]]
     # Boxes are scaled from the size that the table states to the image's own.
     rows = [box("i", "A.", x=8.0, image_width=40, image_height=200)]

@@ -86,9 +86,8 @@ def test_a_finding_changes_the_image_inside_its_box_and_on_its_side(finding: Fin
     assert change[inside].sum() > least * change.sum()
     assert change[inside].mean() > 2 * change[~inside].mean()
     if finding.side and finding.type not in {"central line", "pacemaker"}:  # which end in the heart
-        columns = np.flatnonzero(inside.any(0))
-        is_left_of_the_image = columns.mean() < inside.shape[1] / 2
-        assert is_left_of_the_image == (finding.side == "right")
+        middle = np.flatnonzero(inside.any(0)).mean()  # of the box; right is left of the image
+        assert (middle < inside.shape[1] / 2) == (finding.side == "right")
 
 
 EFFUSION, LEFT_EFFUSION = FineFinding("effusion"), FineFinding("effusion", "left")

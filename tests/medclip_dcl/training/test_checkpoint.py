@@ -37,10 +37,8 @@ def test_a_checkpoint_comes_back_bit_by_bit(tmp_path: Path) -> None:
     found, _ = store(tmp_path).find()
     assert found.step == 10
     assert found.state == {"skipped": 2}
-    for name, tensor in {**saved.weights, **saved.optimizer}.items():
-        read = {**found.weights, **found.optimizer}[name]
-        assert torch.equal(read, tensor)
-        assert read.dtype == tensor.dtype
+    for read, written in (found.weights, saved.weights), (found.optimizer, saved.optimizer):
+        torch.testing.assert_close(read, written, rtol=0, atol=0)
 
 
 def test_the_newest_are_kept_and_nothing_that_a_kill_left_of_a_removal(tmp_path):
@@ -101,8 +99,7 @@ def test_another_recipe_is_refused_with_the_difference_unless_the_run_is_finishe
     assert other.find()[0] is None
     other.save(snapshot(10))
     assert names(tmp_path) == ["step-00000010"]
-    found, _ = other.find()
-    assert found.step == 10
+    assert other.find()[0].step == 10
 
 
 def test_the_best_checkpoint_outlives_newer_ones(tmp_path: Path) -> None:
