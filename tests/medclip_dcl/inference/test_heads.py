@@ -17,27 +17,18 @@ from medclip_dcl.inference.predictor import load
 from tests.support.published import head_card, publish
 from tests.support.tiny_models import random_images
 
-WIDTH = 6
-
-
-def labelled(count: int, seed: int) -> Labelled:
-    rng = np.random.default_rng(seed)
-    labels = (np.arange(count) % 4 == 0).astype(np.int8)  # one in four
-    features = rng.normal(size=(count, WIDTH)).astype(np.float32)
-    features[:, 0] += 1.5 * labels
-    return Labelled(features, labels, [str(number) for number in range(count)])
-
-
-TRAIN, VALIDATE, TEST = labelled(120, 1), labelled(60, 2), labelled(50, 3)
+FEATURES = np.random.default_rng(1).normal(size=(170, 6)).astype(np.float32)
 
 
 def test_a_linear_head_is_a_balanced_logistic_regression() -> None:
-    arrays = fit_logistic(TRAIN, penalty=0.01)
-    oracle = make_pipeline(
-        StandardScaler(), LogisticRegression(C=1 / (0.01 * 120), class_weight="balanced")
-    ).fit(TRAIN.features, TRAIN.labels)
-    margins = head_margins(arrays, TEST.features)
-    assert margins == pytest.approx(oracle.decision_function(TEST.features), abs=1e-4)
+    train, test = FEATURES[:120].copy(), FEATURES[120:]
+    labels = (np.arange(120) % 4 == 0).astype(np.int8)  # one in four
+    train[:, 0] += 1.5 * labels
+    arrays = fit_logistic(Labelled(train, labels, list(map(str, range(120)))), penalty=0.01)
+    logistic = LogisticRegression(C=1 / (0.01 * 120), class_weight="balanced")
+    oracle = make_pipeline(StandardScaler(), logistic).fit(train, labels)
+    margins = head_margins(arrays, test)
+    assert margins == pytest.approx(oracle.decision_function(test), abs=1e-4)
     assert set(arrays) == {"weight", "bias"}
 
 
@@ -66,9 +57,9 @@ def test_heads_come_back_from_plain_files_and_answer_with_the_model(tmp_path: Pa
 
 
 def test_a_head_that_does_not_fit_is_refused_by_its_remedy(tmp_path: Path) -> None:
-    arrays = {"weight": np.ones(WIDTH + 1), "bias": np.zeros(1)}
+    arrays = {"weight": np.ones(7), "bias": np.zeros(1)}
     with pytest.raises(CheckpointError, match="width 6; rerun fit_head"):
-        head_margins(arrays, TEST.features)
+        head_margins(arrays, FEATURES)
     assert read_heads(tmp_path) == ()
     (tmp_path / HEADS_FILE).write_text('{"format_version": 9, "heads": []}')
     with pytest.raises(CheckpointError, match="delete it and run fit_head again"):
