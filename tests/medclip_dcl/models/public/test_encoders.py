@@ -89,12 +89,12 @@ def start(
     return begun, encoder.eval()
 
 
-def images(px: int = PX) -> tuple[torch.Tensor, torch.Tensor]:
+def images(px: int = PX, std: Any = CHANNEL_STD) -> tuple[torch.Tensor, torch.Tensor]:
     """Our input, and the same as transformers' processor makes it of three equal channels."""
     grey = torch.randint(256, (2, px, px), dtype=torch.uint8)
     level = grey.unsqueeze(1).float() / 255
-    mean, std = (torch.tensor(item).view(3, 1, 1) for item in (CHANNEL_MEAN, CHANNEL_STD))
-    return to_input(grey, px), (level - mean) / std
+    mean, spread = (torch.tensor(item).view(3, 1, 1) for item in (CHANNEL_MEAN, std))
+    return to_input(grey, px), (level - mean) / spread
 
 
 def tokens(begun: Start) -> tuple[torch.Tensor, torch.Tensor]:
@@ -213,52 +213,44 @@ TIMM = {
 }
 
 
-def open_clip_folder(folder: Path, bert: Path, vit_model: hf.ViTModel) -> dict[str, torch.Tensor]:
-    """A file of BiomedCLIP's layout: timm's names and fused projections, BERT, two maps."""
-    theirs = vit_model.state_dict()
-    state = {}
+def timm_keys(model: hf.ViTModel) -> dict[str, torch.Tensor]:
+    """Name a vision transformer's weights as timm does, where queries, keys and values are one."""
+    theirs, named = model.state_dict(), {}
     for key, value in theirs.items():
-        if ".k_proj" in key or ".v_proj" in key or key.startswith("pooler"):
+        if ".k_proj" in key or ".v_proj" in key:
             continue
         if ".q_proj" in key:
             three = [theirs[key.replace("q_proj", f"{letter}_proj")] for letter in "qkv"]
             value = torch.cat(three)
         for own, timms in TIMM.items():
             key = key.replace(own, timms)
-        state[f"visual.trunk.{key}"] = value
-    for key, value in load_file(bert / "model.safetensors").items():
-        state[f"text.transformer.{key}"] = value
-    maps = {
-        "visual.head.proj.weight": torch.randn(24, 64),
-        "text.proj.0.weight": torch.randn(40, 64),
-        "text.proj.2.weight": torch.randn(24, 40),
-        "logit_scale": torch.tensor(4.4),
-    }
-    folder.mkdir()
-    torch.save(state | maps, folder / "open_clip_pytorch_model.bin")
-    asks = {"context_length": 10, "hf_pooler_type": "cls_last_hidden_state_pooler"}
-    tree = {
-        "model_cfg": {"text_cfg": asks},
-        "preprocess_cfg": {"mean": CHANNEL_MEAN, "std": CHANNEL_STD},
-    }
-    (folder / "open_clip_config.json").write_text(json.dumps(tree))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(bert / name, folder)
-    return maps
+        named[f"visual.trunk.{key}"] = value
+    return named
 
 
 @torch.no_grad()
 def test_biomedclips_layout_gives_what_its_parts_give(tmp_path) -> None:
     torch.manual_seed(1)
     one = {"num_attention_heads": 1}
-    vision = hf.ViTModel(hf.ViTConfig(**{**VISION, **one}, layer_norm_eps=1e-6)).eval()
+    sizes = hf.ViTConfig(**{**VISION, **one}, layer_norm_eps=1e-6)
+    vision = hf.ViTModel(sizes, add_pooling_layer=False).eval()
     text = write_bert(tmp_path / "bert", **one)
+    maps = {
+        "visual.head.proj.weight": torch.randn(24, 64),
+        "text.proj.0.weight": torch.randn(40, 64),
+        "text.proj.2.weight": torch.randn(24, 40),
+        "logit_scale": torch.tensor(4.4),
+    }
+    state = {f"text.transformer.{key}": value for key, value in text.state_dict().items()}
+    asks = {"context_length": 10, "hf_pooler_type": "cls_last_hidden_state_pooler"}
     folder = tmp_path / "biomedclip"
-    maps = open_clip_folder(folder, tmp_path / "bert", vision)
+    public.write_open_clip(folder, state | timm_keys(vision) | maps, text_cfg=asks)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tmp_path / "bert" / name, folder)
     begun, encoder = start(None, folder, vit(regions="pooled"), whole=True)
     assert begun.settings.text.max_tokens == 10
     assert begun.settings.image.backbone["num_hidden_layers"] == 2
-    ours, theirs = images()
+    ours, theirs = images(std=(0.26, 0.26, 0.26))
     image = vision(theirs).last_hidden_state[:, 0] @ maps["visual.head.proj.weight"].T
     close(encoder.encode_images(ours)[:, 0, 0], unit(image))
     ids, mask = tokens(begun)
