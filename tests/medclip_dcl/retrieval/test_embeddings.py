@@ -1,8 +1,6 @@
-"""Shards, many of them under a low limit of open files, the nearest rows, and sketches."""
+"""Shards, many of them where few files may be open, the nearest rows, and sketches."""
 
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -43,41 +41,25 @@ def test_rows_are_read_across_shards_as_stored_and_of_their_size_alone(tmp_path:
             opened(tmp_path, *size)
 
 
-SHARDS, LIMIT = 300, 256
-
-# In a process of its own: a limit that was lowered cannot be raised again.
-OPEN = f"""
-import resource, sys
-from pathlib import Path
-resource.setrlimit(resource.RLIMIT_NOFILE, ({LIMIT}, {LIMIT}))
-from medclip_dcl.retrieval.embeddings import Layout, map_pictures
-folder = Path(sys.argv[1])
-shards = Layout(folder.joinpath, {2 * SHARDS}, 0, 2, 3).open("pooled")
-pictures = [map_pictures(folder / "pictures.arrow") for _ in range({LIMIT} + 1)]
-print(shards.whole().sum(), len(pictures))
-"""
+SHARDS = 300
 
 
-def test_more_shards_than_a_process_may_open_files(tmp_path: Path) -> None:
-    first = tmp_path / embeddings.shard_name("pooled", 0)
-    write_array(first, np.ones((2, 3), dtype=np.float32))
-    for shard in range(1, SHARDS):
-        (tmp_path / embeddings.shard_name("pooled", shard)).hardlink_to(first)
-    embeddings.write_pictures(tmp_path / "pictures.arrow", [b"x"])
-    command = [sys.executable, "-c", OPEN, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == [f"{6.0 * SHARDS}", f"{LIMIT + 1}"], done.stderr
-
-
-def test_a_full_table_of_files_is_not_called_damage(tmp_path: Path) -> None:
-    path = tmp_path / "texts-00000.npy"
+def test_no_mapped_file_stays_open_and_a_full_table_of_files_is_not_called_damage(tmp_path):
+    path = tmp_path / embeddings.shard_name("texts", 0)
     write_array(path, np.ones((2, 3), dtype=np.float32))
+    for shard in range(1, SHARDS):
+        (tmp_path / embeddings.shard_name("texts", shard)).hardlink_to(path)
+    embeddings.write_pictures(tmp_path / "pictures.arrow", [b"x"])
     write_table(tmp_path, embeddings.TEXTS, [{"text_key": "k", "text": "t", "studies": 1}])
     read_table(tmp_path, embeddings.TEXTS)  # what it imports is loaded
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with path.open("rb") as stream:
         lowest = stream.fileno()
     try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + SHARDS // 2, hard))
+        shards = Layout(tmp_path.joinpath, 0, 2 * SHARDS, 2, 3).open("texts")
+        pictures = [embeddings.map_pictures(tmp_path / "pictures.arrow") for _ in range(SHARDS)]
+        assert (shards.whole().sum(), len(pictures)) == (6 * SHARDS, SHARDS)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
         with pytest.raises(TooManyOpenFiles, match=rf"may open {lowest} files .*ulimit -n"):
             map_array(path, np.float32)
