@@ -94,9 +94,6 @@ def test_every_question_is_answered_and_one_sentence_or_image_stands_for_a_list(
     assert finding.name == "one"
     assert (answer.image.height_px, answer.image.width_px) == (96, 64)
     assert np.shape(finding.heatmap) == (4, 4)
-    assert 0 < finding.score < 1
-    phrase = grounded.phrases[0]
-    assert np.max(phrase.grid) == pytest.approx(phrase.peak.score, abs=1e-4)
     assert len(grounded.phrases) == 2
     assert len(images.hits) == 3
     assert all(hit.study_id for hit in images.hits)
@@ -303,9 +300,7 @@ def serving(reply: Callable[[Handler], object]) -> AbstractContextManager[str]:
     ],
     ids=["endless", "body", "head", "chunks", "compressed", "moved", "nested"],
 )
-def test_an_answer_has_one_deadline_and_a_size(
-    answer: Callable[[Handler], None], code: str, reason: str
-) -> None:
+def test_an_answer_has_one_deadline_and_a_size(answer, code, reason):
     encodings = []
 
     def reply(request: Handler) -> None:

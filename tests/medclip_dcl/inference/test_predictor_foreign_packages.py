@@ -16,11 +16,10 @@ import torch
 import transformers as hf
 from huggingface_hub.errors import OfflineModeIsEnabled
 
-from medclip_dcl.core.artifact import make_fingerprint, open_artifact
-from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.core.errors import ArtifactCorrupt, CheckpointError
 from medclip_dcl.inference import predictor
-from medclip_dcl.inference.model_package import ARTIFACT, CARD, CONFIG, SUBJECTS
+from medclip_dcl.inference.model_package import ARTIFACT, CARD, CONFIG, SUBJECTS, rewrite_package
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.models.architectures import check_tokenizer, hub_closed
 from medclip_dcl.models.dual_encoder import DualEncoder
@@ -55,16 +54,14 @@ def foreign(package: Path, tmp_path: Path) -> Foreign:
     """Return a function that copies the package, whole by its digests, with a changed JSON file."""
 
     def copy(name: str, change: Callable[[Any], Any]) -> Path:
-        own, folder = open_artifact(package, ARTIFACT), tmp_path / "model"
-        with write_artifact(folder, ARTIFACT, make_fingerprint(ARTIFACT, {}, {})) as writer:
-            (writer.directory / "text").mkdir()
-            for file in own.files:
-                shutil.copy(own.file(file), writer.directory / file)
-            path = writer.directory / name
-            path.write_text(json.dumps(change(json.loads(path.read_text()))))
-            (writer.directory / "text/modeling.py").write_text("raise SystemExit('code ran')")
-            writer.commit({})
-        return folder
+        own = open_artifact(package, ARTIFACT)
+        tree = change(json.loads(own.file(name).read_text()))
+
+        def write(folder: Path) -> None:
+            (folder / name).write_text(json.dumps(tree))
+            (folder / "text/modeling.py").write_text("raise SystemExit('code ran')")
+
+        return rewrite_package(own, tmp_path / "model", (name, "text/modeling.py"), write).path
 
     return copy
 
@@ -206,9 +203,7 @@ def split(**pattern: str) -> Tree:
         ("post_processor", TEMPLATE, "100000 pieces, above 16"),
     ],
 )
-def test_a_tokenizer_that_could_hold_or_end_the_process_is_refused(
-    text: Path, part: str, step: Tree, reason: str
-) -> None:
+def test_a_tokenizer_that_could_hold_or_end_the_process_is_refused(text, part, step, reason):
     tree = json.loads((text / "tokenizer.json").read_text())
     changed = {**tree, part: {**(tree[part] or {}), **step}}
     (text / "tokenizer.json").write_text(json.dumps(changed))

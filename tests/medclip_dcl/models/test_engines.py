@@ -75,8 +75,14 @@ def farthest(theirs: Predictor, ours: Predictor, count: int) -> float:
     return max(float(regions.abs().max()), float(texts.abs().max()))
 
 
+def refuses(*_: object) -> NoReturn:
+    raise NotImplementedError("an operator of a new backbone, or a connection")
+
+
 @pytest.mark.parametrize("count", [1, 5])
-def test_openvino_answers_as_pytorch_in_float32(count: int, package: Path) -> None:
+def test_openvino_answers_as_pytorch_in_float32_and_asks_no_network(count, package, monkeypatch):
+    monkeypatch.setattr(socket.socket, "connect", refuses)
+    monkeypatch.setattr(socket, "getaddrinfo", refuses)
     theirs, ours = load(package, "cpu", "openvino"), load(package, "cpu")
     assert (theirs.engine.name, ours.engine.name) == ("openvino", "torch")
     assert farthest(theirs, ours, count) < 2e-6
@@ -118,10 +124,16 @@ def test_a_difference_that_is_not_a_number_is_seen_whichever_case_has_it() -> No
     assert np.isnan(engines.largest_difference(run, part))
 
 
-def test_auto_takes_openvino_where_it_is_installed(package, monkeypatch):
+def test_auto_takes_openvino_where_it_is_installed_and_what_is_not_has_a_remedy(
+    package, monkeypatch
+):
     assert load(package, "cpu", "auto").engine.name == "openvino"
+    with pytest.raises(ConfigError, match="float16 needs a GPU"):
+        load(package, "cpu", "auto", "float16")
     monkeypatch.setattr(engines, "find_spec", lambda _package: None)
     assert load(package, "cpu", "auto").engine.name == "torch"
+    with pytest.raises(ConfigError, match=r"pip install '\.\[fast\]' in the checkout"):
+        load(package, "cpu", "openvino", "float32")
 
 
 def turned_where_bright(answer: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
@@ -136,10 +148,7 @@ def turned_where_bright(answer: torch.Tensor, *inputs: torch.Tensor) -> torch.Te
         (turned_where_bright, "differ from PyTorch's by"),
     ],
 )
-def test_an_engine_that_answers_otherwise_is_refused_and_pytorch_serves(
-    wrong: engines.Run, words: str, package: Path, monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+def test_an_engine_that_answers_otherwise_is_refused(wrong, words, package, monkeypatch, caplog):
     right = engines.run_openvino
 
     def load_wrong(file: Path, precision: str) -> engines.Run:
@@ -149,10 +158,6 @@ def test_an_engine_that_answers_otherwise_is_refused_and_pytorch_serves(
     monkeypatch.setattr(engines, "run_openvino", load_wrong)
     assert load(package, "cpu", "openvino").engine.name == "torch"
     assert words in caplog.text
-
-
-def refuses(*_: object) -> NoReturn:
-    raise NotImplementedError("an operator of a new backbone, or a connection")
 
 
 def test_a_model_that_cannot_be_converted_is_served_by_pytorch(tmp_path, monkeypatch, caplog):
@@ -203,29 +208,12 @@ def test_a_cache_that_cannot_be_kept_or_is_open_to_others_is_done_without(
     ],
 )
 def test_bfloat16_is_taken_where_it_is_faster_and_decisions_stay(
-    asked: str, changed: float | None, device: str, multiplies: bool, taken: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    asked, changed, device, multiplies, taken, monkeypatch
+):
     monkeypatch.setattr(settings, "multiplies_bfloat16", lambda: multiplies)
     inference = InferenceConfig.model_validate({"precision": asked})
     assert settle_inference(inference, changed, device).precision == taken
     assert settle_inference(inference).precision == ("float32" if asked == "auto" else asked)
-
-
-def test_what_cannot_be_had_is_refused_with_the_remedy(package, monkeypatch):
-    with pytest.raises(ConfigError, match="float16 needs a GPU"):
-        load(package, "cpu", "auto", "float16")
-    monkeypatch.setattr(engines, "find_spec", lambda _package: None)
-    with pytest.raises(ConfigError, match=r"pip install '\.\[fast\]' in the checkout"):
-        load(package, "cpu", "openvino", "float32")
-
-
-def test_openvino_asks_no_network(package, monkeypatch):
-    monkeypatch.setattr(socket.socket, "connect", refuses)
-    monkeypatch.setattr(socket, "getaddrinfo", refuses)
-    model = load(package, "cpu", "openvino")
-    assert model.engine.name == "openvino"
-    assert model.embed_images(images(1)).isfinite().all()
 
 
 def test_no_engine_keeps_an_id_of_this_machine_to_report_with(tmp_path: Path) -> None:

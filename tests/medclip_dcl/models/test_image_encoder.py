@@ -93,9 +93,8 @@ def test_any_backbone_with_a_map_becomes_regions(image, input_px, cells, width) 
     ids=["resnet", "convnext"],
 )
 def test_a_classifiers_checkpoint_of_colours_fills_its_backbone_and_says_what_it_lacks(
-    tmp_path: Path, tree: dict[str, Any], encoder: ImageEncoderConfig, stem: str,
-    missing: tuple[str, ...],
-) -> None:  # fmt: skip
+    tmp_path, tree, encoder, stem, missing
+):
     source = AutoModelForImageClassification.from_config(AutoConfig.for_model(**tree))
     save_file(source.state_dict(), tmp_path / "model.safetensors")
     filled = ImageEncoder(encoder)

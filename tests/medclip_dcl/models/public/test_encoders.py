@@ -170,9 +170,7 @@ def pooled(states: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tens
     ],
 )
 @torch.no_grad()
-def test_text_is_pooled_as_asked_and_cut_at_what_the_encoder_reads(
-    folders, name: str, asked: str, pooling: str
-) -> None:
+def test_text_is_pooled_as_asked_and_cut_at_what_the_encoder_reads(folders, name, asked, pooling):
     folder, model = folders[name]
     text = {"pretrained": "given", "pooling": asked}
     begun, encoder = start(None, folder, {**RESNET, "text": text})
