@@ -2,6 +2,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,31 +10,41 @@ import pytest
 import torch
 from torch import Tensor
 
-from api.batching import MicroBatcher
+from api.batching import MicroBatcher, WorkerSlots
 from api.errors import ApiError
-from api.logging import Metrics, state_of
+from api.logging import Metrics, RequestState, state_of
 from medclip_dcl.data.grayscale import SquareImage
-from tests.api.test_middleware import Caller
 from tests.support.tiny_models import random_images
+
+
+class Caller:
+    """What the queues need to know of a request."""
+
+    def __init__(self, left_s: float = 30.0, gone: bool = False) -> None:
+        state = RequestState("id", deadline=time.monotonic() + left_s)
+        self.scope = {"state": {"request": state}}
+        self.left = asyncio.Event()
+        if gone:
+            self.left.set()
+
+    async def is_disconnected(self) -> bool:
+        return self.left.is_set()
+
+    async def receive(self) -> dict[str, str]:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
 
 
 class Cramped:
     """A model whose device holds so many images and no more; a region of each is its first grey."""
 
-    def __init__(self, room: int = 8) -> None:
-        self.room = room
+    def __init__(self, room: int = 8, fault: Exception | None = None) -> None:
+        self.room, self.fault = room, fault or torch.OutOfMemoryError()
 
     def embed_images(self, images: np.ndarray) -> Tensor:
         if len(images) > self.room:
-            raise torch.OutOfMemoryError
+            raise self.fault
         return torch.from_numpy(images[:, 0, 0])
-
-
-class Broken:
-    """A model whose forward pass fails."""
-
-    def embed_images(self, _images: np.ndarray) -> Tensor:
-        raise ZeroDivisionError
 
 
 def square(pixels: np.ndarray | None = None) -> SquareImage:
@@ -43,6 +54,17 @@ def square(pixels: np.ndarray | None = None) -> SquareImage:
 
 def fine(_regions: Tensor, images: Sequence[SquareImage]) -> list[str]:
     return ["fine"] * len(images)
+
+
+def failing(fault: Exception) -> Callable[..., None]:
+    def answer(*_: object) -> None:
+        raise fault
+
+    return answer
+
+
+def waiting(metrics: Metrics) -> float | None:
+    return metrics.registry.get_sample_value("medclip_waiting")
 
 
 def held(batches: MicroBatcher) -> tuple[asyncio.Future[None], threading.Event]:
@@ -58,7 +80,7 @@ def together(metrics: Metrics, *questions: tuple[object, ...]) -> list[object]:
         batches = MicroBatcher(8, metrics)
         _, go = held(batches)
         asked = [asyncio.ensure_future(batches.submit(Caller(), *each)) for each in questions]  # type: ignore[arg-type]
-        while metrics.registry.get_sample_value("medclip_waiting") != len(questions):
+        while waiting(metrics) != len(questions):
             await asyncio.sleep(0.01)
         go.set()
         return list(await asyncio.gather(*asked, return_exceptions=True))
@@ -101,81 +123,56 @@ def test_images_share_forward_passes_and_equal_questions_are_answered_at_once_in
     assert found == [(row, row) for row in range(11) if row != 4]
 
 
-def test_nothing_is_computed_for_the_late_and_the_gone() -> None:
-    metrics = Metrics()
+def test_what_waits_is_counted_and_nothing_is_computed_for_the_late_and_the_gone() -> None:
+    metrics, leaving, late, staying = Metrics(), Caller(), Caller(left_s=0.1), Caller()
 
     async def ask() -> list[object]:
         batches = MicroBatcher(8, metrics)
         _, go = held(batches)
-        leaving = Caller()
-        asked = asking(batches, leaving, Caller(left_s=0.1), Caller())
         await asyncio.sleep(0.02)
+        asked = asking(batches, leaving, late, staying)
+        await asyncio.sleep(0.05)
         leaving.left.set()
         await asyncio.wait(asked[:2], timeout=5)  # told at once, while the model is busy
         assert [task.done() for task in asked] == [True, True, False]
+        assert waiting(metrics) == 1
         go.set()
-        return list(await asyncio.gather(*asked, return_exceptions=True))
-
-    gone, late, answer = asyncio.run(ask())
-    assert (gone.code, late.code, answer) == ("client_gone", "deadline", "fine")
-    assert images_in_batches(metrics) == (1, 1)
-
-
-@pytest.mark.parametrize("fault", [ZeroDivisionError(), MemoryError(), torch.OutOfMemoryError()])
-def test_a_fault_of_one_question_is_told_to_it_alone(fault: Exception) -> None:
-    model, image = Cramped(), square()
-
-    def fail(*_: object) -> None:
-        raise fault
-
-    found, other = together(Metrics(), (model, image, fail), (model, image, fine))
-    assert other == "fine"
-    if isinstance(fault, ZeroDivisionError):
-        assert found is fault
-    else:
-        assert isinstance(found, ApiError)
-        assert found.code == "out_of_memory"
-
-
-def test_a_fault_of_a_forward_pass_is_reported_to_all_and_the_queue_goes_on() -> None:
-    image, broken = square(), Broken()
-    models = (broken, broken, Cramped())
-    found = together(Metrics(), *((model, image, fine) for model in models))
-    assert isinstance(found[0], ZeroDivisionError)
-    assert isinstance(found[1], ZeroDivisionError)
-    assert found[2] == "fine"
-
-
-def test_what_waits_is_counted_and_what_is_withdrawn_is_not() -> None:
-    metrics = Metrics()
-
-    async def ask() -> None:
-        batches = MicroBatcher(8, metrics)
-        held_task, go = held(batches)
-        await asyncio.sleep(0.02)
-        leaving, staying = Caller(), Caller()
-        asked = asking(batches, leaving, staying)
-        async with asyncio.timeout(10):
-            for event, left in ((lambda: None, 2), (leaving.left.set, 1), (go.set, 0)):
-                await asyncio.sleep(0.02)
-                event()
-                while metrics.registry.get_sample_value("medclip_waiting") != left:
-                    await asyncio.sleep(0.01)
-        await asyncio.gather(held_task, *asked, return_exceptions=True)
-        timings = state_of(staying.scope).timings
-        assert 40 <= timings["model_wait"] < 5000
-        assert 0 <= timings["model"] < 5000
-        assert list(state_of(leaving.scope).timings) == ["model_wait"]
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        assert waiting(metrics) == 0
         batches.close()
+        return list(outcomes)
 
-    asyncio.run(ask())
+    gone, refused, answer = asyncio.run(ask())
+    assert (gone.code, refused.code, answer) == ("client_gone", "deadline", "fine")
+    assert images_in_batches(metrics) == (1, 1)
+    timings = state_of(staying.scope).timings
+    assert 40 <= timings["model_wait"] < 5000
+    assert 0 <= timings["model"] < 5000
+    for caller in (leaving, late):
+        assert list(state_of(caller.scope).timings) == ["model_wait"]
 
 
-@pytest.mark.parametrize(("room", "answers"), [(1, ["fine"] * 3), (0, ["out_of_memory"] * 3)])
-def test_a_batch_that_does_not_fit_is_tried_image_by_image(room: int, answers: list[str]) -> None:
-    image, model = square(), Cramped(room)
-    found = together(Metrics(), *[(model, image, fine)] * 3)
-    assert [item.code if isinstance(item, ApiError) else item for item in found] == answers
+MODEL, FAULT = Cramped(), ZeroDivisionError()
+BROKEN = Cramped(0, FAULT)
+
+
+@pytest.mark.parametrize(
+    ("questions", "outcomes"),
+    [
+        ([(MODEL, failing(FAULT)), (MODEL, fine)], [FAULT, "fine"]),
+        ([(MODEL, failing(MemoryError())), (MODEL, fine)], ["out_of_memory", "fine"]),
+        ([(MODEL, failing(torch.OutOfMemoryError())), (MODEL, fine)], ["out_of_memory", "fine"]),
+        ([(BROKEN, fine), (BROKEN, fine), (MODEL, fine)], [FAULT, FAULT, "fine"]),
+        ([(Cramped(1), fine)] * 3, ["fine"] * 3),
+        ([(Cramped(0), fine)] * 3, ["out_of_memory"] * 3),
+    ],
+    ids=["question", "memory", "device's memory", "forward pass", "batch", "image"],
+)
+def test_what_fails_is_told_to_its_askers_alone_and_less_is_tried_where_a_batch_does_not_fit(
+    questions: list[tuple[Cramped, Callable[..., Any]]], outcomes: list[object]
+) -> None:
+    found = together(Metrics(), *((model, square(), answer) for model, answer in questions))
+    assert [getattr(item, "code", item) for item in found] == outcomes
 
 
 def test_late_and_cancelled_questions_of_a_batch_leave_the_others_alone() -> None:
@@ -193,7 +190,7 @@ def test_late_and_cancelled_questions_of_a_batch_leave_the_others_alone() -> Non
         busy, go = held(batches)
         callers = [Caller(0.2), Caller(), Caller()]
         asked = asking(batches, *callers, model=model)
-        while metrics.registry.get_sample_value("medclip_waiting") != 3 and not asked[0].done():
+        while waiting(metrics) != 3 and not asked[0].done():
             await asyncio.sleep(0.01)
         time.sleep(0.2)  # the loop is busy: it cannot withdraw the question at its deadline
         go.set()
@@ -250,3 +247,60 @@ def test_two_models_share_no_forward_pass() -> None:
     )
     assert found == [id(item) for item in models]
     assert images_in_batches(metrics) == (3, 4)
+
+
+def test_one_piece_of_work_at_a_time_in_the_order_of_asking() -> None:
+    seen, inside = [], threading.Semaphore(1)
+
+    def work(number: int) -> int:
+        assert inside.acquire(blocking=False)
+        time.sleep(0.01)
+        seen.append(number)
+        inside.release()
+        return number
+
+    def exhaust() -> None:
+        raise MemoryError
+
+    async def ask() -> list[int]:
+        turns = WorkerSlots("model", 1, Metrics())
+        with pytest.raises(ApiError, match="out_of_memory"):
+            await turns.run(Caller(), exhaust)
+        asked = [turns.run(Caller(), partial(work, number)) for number in range(5)]
+        return await asyncio.gather(*asked)
+
+    assert asyncio.run(ask()) == seen == [0, 1, 2, 3, 4]
+
+
+def test_work_whose_deadline_passed_or_whose_caller_left_never_begins() -> None:
+    begun, go = [], threading.Event()
+
+    async def ask() -> None:
+        turns = WorkerSlots("model", 1, Metrics())
+
+        def run(name: str, caller: Caller) -> "asyncio.Future[None]":
+            return asyncio.ensure_future(turns.run(caller, lambda: begun.append(name)))
+
+        long = asyncio.create_task(turns.run(Caller(), lambda: go.wait(10)))
+        await asyncio.sleep(0.05)
+        for caller, code in ((Caller(left_s=0.05), "deadline"), (Caller(gone=True), "client_gone")):
+            with pytest.raises(ApiError, match=code):
+                await run("refused", caller)
+        leaving = Caller()
+        left, after = run("left", leaving), run("after", Caller())
+        await asyncio.sleep(0.02)
+        leaving.left.set()
+        with pytest.raises(ApiError):
+            await asyncio.wait_for(left, 5)
+        assert begun == []  # who left has made no place
+        go.set()
+        await asyncio.gather(long, after)
+        await run("next", Caller())
+        # Of who has left, a loop knows once it has looked at its sockets and then at their readers.
+        loop, unseen = asyncio.get_running_loop(), Caller()
+        loop.call_soon(loop.call_soon, unseen.left.set)
+        with pytest.raises(ApiError, match="client_gone"):
+            await run("gone", unseen)
+
+    asyncio.run(ask())
+    assert begun == ["after", "next"]

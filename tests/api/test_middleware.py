@@ -2,10 +2,8 @@
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import AsyncIterator, Coroutine
-from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -16,9 +14,8 @@ from starlette.types import Message
 
 from api import middleware
 from api.auth import Auth
-from api.batching import WorkerSlots
-from api.errors import ERRORS, ApiError, add_handlers, error_response
-from api.logging import Metrics, RequestState, state_of
+from api.errors import ERRORS, add_handlers, error_response
+from api.logging import Metrics, state_of
 from api.middleware import PIECE, RequestMiddleware
 from api.settings import ServeSettings
 from medclip_dcl.core.errors import ImageError
@@ -341,78 +338,3 @@ def test_failures_that_pass_say_when_to_try_again() -> None:
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) > 0
     assert all(400 <= status < 600 and line for status, line in ERRORS.values())
-
-
-class Caller:
-    """What `WorkerSlots` needs to know of a request."""
-
-    def __init__(self, left_s: float = 30.0, gone: bool = False) -> None:
-        state = RequestState("id", deadline=time.monotonic() + left_s)
-        self.scope = {"state": {"request": state}}
-        self.left = asyncio.Event()
-        if gone:
-            self.left.set()
-
-    async def is_disconnected(self) -> bool:
-        return self.left.is_set()
-
-    async def receive(self) -> dict[str, str]:
-        await self.left.wait()
-        return {"type": "http.disconnect"}
-
-
-def test_one_piece_of_work_at_a_time_in_the_order_of_asking() -> None:
-    seen, inside = [], threading.Semaphore(1)
-
-    def work(number: int) -> int:
-        assert inside.acquire(blocking=False)
-        time.sleep(0.01)
-        seen.append(number)
-        inside.release()
-        return number
-
-    def exhaust() -> None:
-        raise MemoryError
-
-    async def ask() -> list[int]:
-        turns = WorkerSlots("model", 1, Metrics())
-        with pytest.raises(ApiError, match="out_of_memory"):
-            await turns.run(Caller(), exhaust)
-        asked = [turns.run(Caller(), partial(work, number)) for number in range(5)]
-        return await asyncio.gather(*asked)
-
-    assert asyncio.run(ask()) == seen == [0, 1, 2, 3, 4]
-
-
-def test_work_whose_deadline_passed_or_whose_caller_left_never_begins() -> None:
-    begun, go = [], threading.Event()
-
-    async def ask() -> None:
-        turns = WorkerSlots("model", 1, Metrics())
-
-        def run(name: str, caller: Caller) -> "asyncio.Future[None]":
-            return asyncio.ensure_future(turns.run(caller, lambda: begun.append(name)))
-
-        long = asyncio.create_task(turns.run(Caller(), lambda: go.wait(10)))
-        await asyncio.sleep(0.05)
-        for caller, code in ((Caller(left_s=0.05), "deadline"), (Caller(gone=True), "client_gone")):
-            with pytest.raises(ApiError, match=code):
-                await run("refused", caller)
-        leaving = Caller()
-        left, after = run("left", leaving), run("after", Caller())
-        await asyncio.sleep(0.02)
-        leaving.left.set()
-        with pytest.raises(ApiError):
-            await asyncio.wait_for(left, 5)
-        assert begun == []  # who left has made no place
-        go.set()
-        await asyncio.gather(long, after)
-        await run("next", Caller())
-        # Of who has left, a loop knows once it has looked at its sockets and then at their readers.
-        loop, unseen = asyncio.get_running_loop(), Caller()
-        loop.call_soon(loop.call_soon, unseen.left.set)
-        with pytest.raises(ApiError, match="client_gone"):
-            await run("gone", unseen)
-
-    asyncio.run(ask())
-    assert begun == ["after", "next"]
