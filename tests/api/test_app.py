@@ -1,19 +1,29 @@
-"""Every route asks for a key or for none, and nothing but the key passes for it."""
+"""Routes ask for a key or for none; the OpenAPI document and the README say so, and are true."""
 
+import json
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 
 from api.app import create_app
+from api.auth import OPEN_PATHS
+from api.errors import ERRORS, IMAGE_STATUS
 from api.settings import ServeSettings
+from medclip_dcl.core.errors import ConfigError
+from medclip_dcl.data.limits import REASONS
 from tests.api.test_middleware import exchange
 from tests.support.wire import KEY
 
-STATIC = [file.name for file in (Path(__file__).parents[2] / "api/static").iterdir()]
+API = Path(__file__).parents[2] / "api"
+STATIC = [file.name for file in (API / "static").iterdir()]
 OPEN = {"/", *(f"/static/{name}" for name in STATIC if name != "index.html")} | {
     f"{version}/{name}" for version in ("", "/v1") for name in ("health", "ready")
 }
@@ -90,3 +100,82 @@ def test_a_path_that_only_looks_open_is_not(app: FastAPI, path: str) -> None:
         is_open = unquote(trick.partition("?")[0]) in OPEN
         for method in ("GET", "HEAD", "PUT", "OPTIONS", "QUERY"):
             assert is_answered(app, method, trick, []) is is_open, (method, trick)
+
+
+def test_the_factory_reads_the_file_that_the_variable_names(tmp_path, monkeypatch):
+    file = tmp_path / "serve.json"
+    file.write_text(json.dumps({"model": "m", "allow_anonymous": True, "queue": 3}))
+    monkeypatch.setenv("MEDCLIP_CONFIG", str(file))
+    monkeypatch.setenv("MEDCLIP_BATCH", "7")
+    settings = create_app().state.serving.current.settings
+    assert (settings.queue, settings.batch) == (3, 7)
+    monkeypatch.setenv("MEDCLIP_MAX_HITS", "7")
+    with pytest.raises(ConfigError, match="MEDCLIP_MAX_HITS"):
+        create_app()
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return create_app(ServeSettings(model="none", allow_anonymous=True)).openapi()
+
+
+def test_the_document_asks_for_keys_where_they_are_needed_and_nowhere_else(app, document) -> None:
+    tree = app.openapi()
+    assert set(tree["components"]["securitySchemes"]) == {"key", "bearer"}
+    for path, methods in tree["paths"].items():
+        for operation in methods.values():
+            assert bool(operation["security"]) is (path not in OPEN_PATHS), path
+    assert "securitySchemes" not in document["components"]
+
+
+def test_every_failure_is_documented_with_its_status_code_and_line(document) -> None:
+    codes: dict[str, set[str]] = {}
+    for path, methods in document["paths"].items():
+        (operation,) = methods.values()
+        for status, answer in operation["responses"].items():
+            if int(status) < 400:
+                continue
+            schema = answer["content"]["application/json"]["schema"]
+            for code in schema["properties"]["code"]["enum"]:
+                codes.setdefault(path, set()).add(code)
+                known = {ERRORS.get(code), (IMAGE_STATUS.get(code, 422), REASONS.get(code))}
+                lines = [line for own, line in known - {None} if own == int(status)]
+                assert any(f"`{code}`: {line}" in answer["description"] for line in lines), code
+    assert len(codes) >= 9
+    for path in ("/classify", "/ground", "/retrieve", "/pixels"):
+        assert set(REASONS) - {"missing", "constant"} <= codes[path]
+        assert {"overloaded", "deadline", "body_deadline", "malformed_body"} <= codes[path]
+    # A method that is in no operation, and a client that hears nothing any more.
+    assert set(ERRORS) - set().union(*codes.values()) == {"method_not_allowed", "client_gone"}
+    assert "ValidationError" not in str(document)  # the framework's own words
+
+
+README = (API / "README.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"^curl (.+)$", README, re.MULTILINE)
+
+
+def test_the_readme_names_every_route_and_has_an_example_of_every_question(document) -> None:
+    for path in document["paths"]:
+        assert path in README, path
+    routes = {example.rsplit("/", 1)[1] for example in EXAMPLES}
+    assert {"classify", "ground", "retrieve", "pixels", "model", "ready"} <= routes
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_of_the_readme_runs(client: httpx.Client, dicom: bytes, example: str) -> None:
+    *words, url = shlex.split(example)
+    fields: dict[str, list[str]] = {}
+    files = []
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        name, _, content = value.partition("=")
+        if content == "@image.dcm":
+            files.append((name, ("image.dcm", dicom)))
+        elif option == "-F":
+            fields.setdefault(name, []).append(content)
+        else:
+            assert option == "-o"
+    path = url.removeprefix("http://127.0.0.1:8000")
+    method = "POST" if "-F" in words else "GET"
+    answer = client.request(method, path, files=files, data=fields)
+    assert answer.status_code == 200, answer.text
+    assert "-o" in words or answer.json()
