@@ -54,6 +54,15 @@ def test_bodies_without_a_key_take_no_room(guarded: Service, path: str) -> None:
         assert guarded.resident_mb() - before < 24
 
 
+def test_a_late_body_without_a_key_hears_its_refusal(guarded: Service) -> None:
+    with socket.create_connection(guarded.address, timeout=10) as late:
+        late.sendall(b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
+        time.sleep(0.1)
+        late.sendall(b"too late.")  # a connection that ended before would be reset
+        refusal = b"".join(iter(lambda: late.recv(4096), b""))
+        assert refusal.startswith(b"HTTP/1.1 401 ")
+
+
 def test_who_connects_and_says_nothing_is_let_go(guarded: Service) -> None:
     with ExitStack() as stack:
         wires = [

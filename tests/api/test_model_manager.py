@@ -1,27 +1,37 @@
+"""What is loaded, exchanged under load, refused and stopped."""
+
 import asyncio
-import json
+import re
 import shutil
-from collections.abc import Callable
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import save
 
-from api.app import create_app
 from api.errors import ApiError
 from api.logging import Metrics
-from api.model_manager import ModelManager, _gradient
+from api.model_manager import ModelManager, _gradient, fetch_model
 from api.settings import ServeSettings
+from medclip_dcl.core.artifact import read_artifact_header
 from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.inference.model_package import BANK_FILE, rewrite_package
 from pipelines.config import Config
 from tests.support.published import publish, random_range
-from tests.support.service import store
+from tests.support.service import PATIENCE_S, Service, png, running, store
 from tests.support.tiny_models import random_images, tiny_model_config
 from tests.support.users import enterable_folder, plain_user
+
+CLIENTS = 4
 
 
 def state_of(serving: ModelManager) -> str:
@@ -137,33 +147,124 @@ def test_a_model_that_cannot_answer_is_never_ready_and_replaces_none_that_can(tm
     serving.close()
 
 
-def test_a_service_that_waits_for_its_index_is_ready_once_it_is_there(tmp_path: Path) -> None:
-    folder, other = store(tmp_path / "now"), store(tmp_path / "other", seed=1)
+@pytest.mark.parametrize("state", ["index_unusable", "index_mismatch"])
+def test_a_service_that_waits_for_its_index_is_ready_once_it_is_there(tmp_path, caplog, state):
+    folder = store(tmp_path / "now")
     (folder / "index").rename(tmp_path / "index")
-    (other / "index").rename(folder / "index")
+    if state == "index_mismatch":
+        (store(tmp_path / "other", seed=1) / "index").rename(folder / "index")
     serving = load(folder / "model", index=str(folder / "index"), device="cpu")
-    assert state_of(serving) == "index_mismatch"
-    put(tmp_path, folder, "index")
+    assert state_of(serving) == state
+    assert "index_unusable" in [record.msg for record in caplog.records]
+    assert serving.current.predictor.digest == digests(folder, "model")[0]  # served meanwhile
+    with pytest.raises(ApiError, match=state):
+        _ = serving.current.index
+    shutil.rmtree(folder / "index", ignore_errors=True)
+    (tmp_path / "index").rename(folder / "index")
     asyncio.run(serving.reload_if_changed())
     assert state_of(serving) == "ready"
     serving.close()
 
 
-def test_a_missing_index_leaves_the_model_and_is_not_ready(tmp_path: Path) -> None:
-    model = publish(tmp_path / "model")
-    serving = load(model.path, index=str(tmp_path / "nothing"), device="cpu")
-    assert serving.current.predictor.digest == model.digest
-    assert state_of(serving) == "index_unusable"
-    serving.close()
+def test_a_device_that_is_not_here_is_refused_before_anything_starts() -> None:
+    for device in ("nowhere", "cuda:99"):
+        with pytest.raises(ConfigError, match=rf"device is '{device}', which this machine"):
+            fetch_model(ServeSettings(model="unused", device=device))
+    assert fetch_model(ServeSettings(model="unused", device="cpu")).device == "cpu"
 
 
-def test_the_factory_reads_the_file_that_the_variable_names(tmp_path, monkeypatch):
-    file = tmp_path / "serve.json"
-    file.write_text(json.dumps({"model": "m", "allow_anonymous": True, "queue": 3}))
-    monkeypatch.setenv("MEDCLIP_CONFIG", str(file))
-    monkeypatch.setenv("MEDCLIP_BATCH", "7")
-    settings = create_app().state.serving.current.settings
-    assert (settings.queue, settings.batch) == (3, 7)
-    monkeypatch.setenv("MEDCLIP_MAX_HITS", "7")
-    with pytest.raises(ConfigError, match="MEDCLIP_MAX_HITS"):
-        create_app()
+@contextmanager
+def crowd(service: Service) -> Iterator[list[tuple[str, str]]]:
+    """Clients that retrieve by an image and fetch its thumbnail, without a pause.
+
+    Yields the digests of model and index of their answers; a request that fails is raised at the
+    end.
+    """
+    pairs: list[tuple[str, str]] = []
+    is_over = threading.Event()
+
+    def ask_on() -> None:
+        with service.client() as client:
+            while not is_over.is_set():
+                fields = {"target": "image", "k": "1"}
+                answer = client.post("/retrieve", files={"image": ("a", png())}, data=fields)
+                reply = answer.raise_for_status().json()
+                pairs.append((reply["model"], reply["index"]))
+                client.get(reply["hits"][0]["thumbnail"]).raise_for_status()
+
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        asking = [threads.submit(ask_on) for _ in range(CLIENTS)]
+        try:
+            yield pairs
+        finally:
+            is_over.set()
+    for client in asking:
+        client.result()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def digests(folder: Path, *parts: str) -> tuple[str, ...]:
+    return tuple(read_artifact_header(folder / part).digest for part in parts)
+
+
+def test_model_and_index_are_exchanged_as_a_pair_without_a_failed_request(tmp_path: Path) -> None:
+    folder, new = store(tmp_path / "now"), store(tmp_path / "new", seed=1)
+    before, after = (digests(place, "model", "index") for place in (folder, new))
+    assert not set(before) & set(after)
+    shutil.copytree(new / "model", tmp_path / "damaged/model")
+    weights = tmp_path / "damaged/model/model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with running(folder, watch_s=0.1) as service:
+
+        def is_logged(event: str, times: int) -> bool:
+            return [line["event"] for line in service.lines()].count(event) >= times
+
+        with crowd(service) as pairs:
+            put(tmp_path / "damaged", folder, "model")
+            until(lambda: is_logged("swap_refused", 1))
+            put(new, folder, "model")
+            until(lambda: is_logged("swap_refused", 2))  # the index is still that of the old model
+            answered = len(pairs)
+            until(lambda: len(pairs) >= answered + CLIENTS)
+            assert set(pairs) == {before}
+            put(new, folder, "index")
+            until(lambda: is_logged("swapped", 1))
+            answered = len(pairs)
+            until(lambda: len(pairs) >= answered + 4 * CLIENTS)
+        assert set(pairs) == {before, after}
+        assert pairs[-1] == after
+        with service.client() as client:
+            assert client.get("/model").json()["digest"] == after[0]
+            figures = client.get("/metrics").text
+    assert 'medclip_swaps_total{outcome="served"} 1.0' in figures
+    assert 'medclip_swaps_total{outcome="refused"} 2.0' in figures
+
+
+def test_who_is_inside_when_the_service_stops_is_answered_and_nobody_else(folder: Path) -> None:
+    with running(folder) as service, ThreadPoolExecutor(8) as threads:
+
+        def ask() -> int:
+            with service.client() as client:
+                image = {"image": ("image", png((900, 900)))}
+                return client.post("/classify", files=image).status_code
+
+        asked = [threads.submit(ask) for _ in range(8)]
+
+        def are_inside() -> bool:
+            figures = httpx.get(f"{service.url}metrics").text
+            (inside,) = re.findall(r"^medclip_inside (\S+)$", figures, re.MULTILINE)
+            return float(inside) + sum(item.done() for item in asked) >= len(asked)
+
+        until(are_inside)
+        service.process.terminate()
+        assert [item.result() for item in asked] == [200] * len(asked)
+        assert service.wait() == 0
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(service.address)
