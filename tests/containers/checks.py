@@ -4,13 +4,18 @@ import json
 import re
 import select
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from tests.containers.clients import MEBIBYTE, Answer, ask, form, slow_upload, stalled
+import httpx
+
+from medclip_dcl.core.artifact import open_artifact
+from medclip_dcl.core.files import write_bytes
+from medclip_dcl.inference.model_package import ARTIFACT, rewrite_package
+from tests.containers.clients import MEBIBYTE, ask, image_part, slow_upload, stalled
 from tests.containers.engine import Engine
 from tests.support.processes import ROOT, ended
 
@@ -64,9 +69,8 @@ class Checks:
         self.that("page: ask", '"findings"' in self._do("Ask"))
 
         self._key = (self._engine.tree / "docker/secrets/api_key").read_text().strip()
-        self._form_headers, self._body = form(self._engine.image.read_bytes())
+        self._image_data = self._engine.image.read_bytes()
         self._keyed = {"X-API-Key": self._key}
-        self._headers = self._form_headers | self._keyed
         self._answers()
         self._image()
         self._hardening()
@@ -91,6 +95,12 @@ class Checks:
     def _do(self, name: str) -> str:
         return self._engine.shell(self._page.pop(name))
 
+    def _ask(
+        self, headers: dict[str, str], path: str = "/classify", fields: dict[str, str] | None = None
+    ) -> httpx.Response:
+        files = image_part(self._image_data)
+        return ask("POST", path, headers=headers, data=fields, files=files)
+
     def _answers(self) -> None:
         fields_of = {
             "/classify": {},
@@ -98,9 +108,7 @@ class Checks:
             "/retrieve": {"target": "text"},
         }
         for path, fields in fields_of.items():
-            headers, body = form(self._engine.image.read_bytes(), fields)
-            given = (headers, headers | self._keyed)
-            found = [ask("POST", path, each, body).status for each in given]
+            found = [self._ask(headers, path, fields).status_code for headers in ({}, self._keyed)]
             self.equal(f"{path} without and with key", found, [401, 200])
 
     def _image(self) -> None:
@@ -176,35 +184,37 @@ class Checks:
     def _keys(self) -> None:
         self._do("Exchange keys")
         new = (self._engine.tree / "docker/secrets/api_key").read_text().split()[-1]
-        found = [
-            ask("POST", "/classify", self._form_headers | credential, self._body).status
-            for credential in ({"Authorization": f"Bearer {new}"}, self._keyed)
-        ]
+        credentials = ({"Authorization": f"Bearer {new}"}, self._keyed)
+        found = [self._ask(headers).status_code for headers in credentials]
         self.equal("page: new key and old one after a rename", found, [200, 200])
 
     def _publishing(self) -> None:
         """Publish as the page says, and as a job does, while somebody asks."""
-        answers: list[Answer] = []
+        answers: list[httpx.Response] = []
         done = threading.Event()
 
         def asking() -> None:
             while not done.is_set():
-                answers.append(ask("POST", "/classify", self._headers, self._body))
+                answers.append(self._ask(self._keyed))
 
         asker = threading.Thread(target=asking)
         asker.start()
         try:
             self._do("Publish another model and index")
             self.that("page: publish by rename", self._logged('"swapped"', 1))
-            model = self._engine.tree / "runs/published/model"
-            sealed = ended([sys.executable, "-m", "tests.containers.sealing", model], cwd=ROOT)
-            done_well = sealed.returncode == 0
-            self.that("commit another model as a job does", done_well, sealed.stderr[-300:])
+            model = open_artifact(self._engine.tree / "runs/published/model", ARTIFACT)
+
+            def write(draft: Path) -> None:
+                for name in model.files:
+                    (draft / name).parent.mkdir(exist_ok=True)
+                    write_bytes(draft / name, (model.path / name).read_bytes())
+
+            rewrite_package(model, model.path, model.files, write)
             self.that("what a job committed is served", self._logged('"swapped"', 2))
         finally:
             done.set()
             asker.join()
-        failures = [answer.body[:200] for answer in answers if answer.status != 200]
+        failures = [answer.text[:200] for answer in answers if answer.status_code != 200]
         self.equal(f"failures among {len(answers)} requests", failures, [])
 
     def _permissions(self) -> None:
@@ -214,7 +224,7 @@ class Checks:
         self._engine.shell("docker compose restart cpu")
         named = self._logged("cannot be read by uid 10001", 1)
         self.that("unreadable: who, mode and remedy", named)
-        self.equal("unreadable: ready", ask("GET", "/ready").status, 503)
+        self.equal("unreadable: ready", ask("GET", "/ready").status_code, 503)
         header.chmod(0o644)
         self.that("readable again", until_answered("/ready", 30))
 
@@ -232,17 +242,18 @@ class Checks:
         counts = [log.count('"/ready"') for log in logs]
         self.that("replicas that answer", min(counts) > 0, counts)
         self._engine.shell(f"docker stop -t 5 {replicas[-1]}")
-        found = [ask("GET", "/ready").status for _ in range(20)]
+        found = [ask("GET", "/ready").status_code for _ in range(20)]
         self.equal("requests with a replica gone", found, [200] * 20)
         self._engine.shell("docker compose up --detach --wait --no-recreate --scale cpu=1")
         until_answered("/ready", 30)
 
     def _failures(self) -> None:
         """What the proxy refuses has the service's form, and no name is logged."""
-        large = ask("POST", "/classify", self._keyed, bytes(66 * MEBIBYTE))
+        large = ask("POST", "/classify", headers=self._keyed, content=bytes(66 * MEBIBYTE))
         self._refused("413", large, 413)
         self._refused("414", ask("GET", f"/classify?{'x' * 20000}"), 414)
-        with stalled(300, self._keyed | form(b"")[0]) as senders:  # the service waits for a form
+        waited_for = self._keyed | {"Content-Type": "multipart/form-data; boundary=x"}
+        with stalled(300, waited_for) as senders:
             select.select(senders, [], [], 8)  # until one of them is refused: the others hold 256
             crowded = ask("GET", "/health")
             refused = [wire.recv(12)[-3:] for wire in select.select(senders, [], [], 0)[0]]
@@ -251,20 +262,20 @@ class Checks:
         gone = until_answered("/health", 15)
         self.that("answers once they are gone", gone, len(refused))
         self._engine.shell("docker compose stop cpu")
-        absent = ask("GET", "/health?patient=CANARYQUERY", {"Host": "CANARYHOST"})
+        absent = ask("GET", "/health?patient=CANARYQUERY", headers={"Host": "CANARYHOST"})
         self._refused("503 without service", absent, 503)
         self._engine.shell("docker compose start cpu")
         self.that("found again by the proxy", until_answered("/ready", 60))
 
-    def _refused(self, name: str, answer: Answer, status: int) -> None:
+    def _refused(self, name: str, answer: httpx.Response, status: int) -> None:
         try:
-            tree = json.loads(answer.body)
+            tree = answer.json()
         except ValueError:
             tree = {}
         retry = answer.headers.get("Retry-After", "").isdigit()
         same = tree.get("request_id", "none") == answer.headers.get("X-Request-ID")
         expected = (status, ["code", "message", "request_id"], status in {429, 503}, True)
-        self.equal(name, (answer.status, sorted(tree), retry, same), expected)
+        self.equal(name, (answer.status_code, sorted(tree), retry, same), expected)
 
     def _deaths(self) -> None:
         (container, *_) = self._engine.containers("cpu")
@@ -278,8 +289,9 @@ class Checks:
 
     def _stopping(self) -> None:
         (container, *_) = self._engine.containers("cpu")
+        upload = (slow_upload, self._keyed, self._image_data, 6)
         with ThreadPoolExecutor(12) as threads:
-            uploads = [threads.submit(slow_upload, self._headers, self._body, 6) for _ in range(12)]
+            uploads = [threads.submit(*upload) for _ in range(12)]
             time.sleep(2)
             self._engine.shell("docker compose stop cpu")
             found = [item.result() for item in uploads]
@@ -294,9 +306,9 @@ class Checks:
         up = "docker compose up --build --detach --wait cpu"
         self._engine.shell(f"ENGINE=openvino {up}")
         self.that("ready with ENGINE=openvino", until_answered("/ready", 120))
-        answer = ask("POST", "/classify", self._headers, self._body)
-        found = json.loads(answer.body).get("engine") if answer.status == 200 else answer.body[:60]
-        self.equal("an answer with ENGINE=openvino", (answer.status, found), (200, "openvino"))
+        answer = self._ask(self._keyed)
+        found = answer.json().get("engine") if answer.status_code == 200 else answer.text[:60]
+        self.equal("an answer with ENGINE=openvino", found, "openvino")
         size = int(self._engine.inspect(_IMAGE, "{{.Size}}")) / 1e9
         self.figures["image_with_openvino_gb"] = size
         self._engine.shell(up)
@@ -317,4 +329,4 @@ def until(holds: Callable[[], bool], patience_s: float) -> bool:
 
 def until_answered(path: str, patience_s: float) -> bool:
     """Wait until a route answers."""
-    return until(lambda: ask("GET", path).status == 200, patience_s)
+    return until(lambda: ask("GET", path).status_code == 200, patience_s)

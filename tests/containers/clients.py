@@ -1,54 +1,30 @@
 """Clients of the proxy: a plain one, and some with bad manners."""
 
 import contextlib
-import http.client
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import Any
 
-from tests.support import wire
+import httpx
 
 HOST, PORT = "127.0.0.1", 8080
 MEBIBYTE = 2**20
+_URL = f"http://{HOST}:{PORT}"
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Status 0: the connection ended without one."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
+def image_part(data: bytes) -> dict[str, tuple[str, bytes]]:
+    """Return an image as the files of a form, under a name that no log may hold."""
+    return {"image": ("CANARYFILE.dcm", data)}
 
 
-def form(image: bytes, fields: Mapping[str, str] | None = None) -> tuple[dict[str, str], bytes]:
-    """Return headers and body of a multipart form with an image, if any, and other fields."""
-    parts = [wire.Part(name, value.encode()) for name, value in (fields or {}).items()]
-    if image:
-        kind = b"Content-Type: application/octet-stream\r\n"
-        parts.append(wire.Part("image", image, "CANARYFILE.dcm", kind))
-    headers = {"Content-Type": f"multipart/form-data; boundary={wire.BOUNDARY}"}
-    return headers, wire.form(*parts)
-
-
-def ask(
-    method: str,
-    path: str,
-    headers: Mapping[str, str] | None = None,
-    body: bytes | Iterator[bytes] = b"",
-) -> Answer:
-    """Send one request through the proxy."""
-    connection = http.client.HTTPConnection(HOST, PORT, timeout=90)
+def ask(method: str, path: str, **given: Any) -> httpx.Response:
+    """Send one request through the proxy; a status of 0: the connection ended without an answer."""
     try:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before its end
-            connection.request(method, path, body or None, dict(headers or {}))
-        given = connection.getresponse()
-        return Answer(given.status, given.headers, given.read())
-    except (OSError, http.client.HTTPException):
-        return Answer(0, {}, b"")
-    finally:
-        connection.close()
+        with httpx.Client(base_url=_URL, timeout=90, trust_env=False) as client:
+            return client.request(method, path, **given)
+    except httpx.TransportError:
+        return httpx.Response(0)
 
 
 @contextlib.contextmanager
@@ -68,9 +44,10 @@ def stalled(count: int, headers: Mapping[str, str]) -> Iterator[list[socket.sock
         yield senders
 
 
-def slow_upload(headers: Mapping[str, str], body: bytes, seconds: float) -> int:
-    """Send a body in pieces over so many seconds; gives the status."""
-    pieces = 10
+def slow_upload(headers: Mapping[str, str], data: bytes, seconds: float) -> int:
+    """Ask about an image in pieces over so many seconds; gives the status."""
+    request = httpx.Request("POST", _URL, headers=headers, files=image_part(data))
+    body, pieces = request.read(), 10
     step = -(-len(body) // pieces)
 
     def given() -> Iterator[bytes]:
@@ -78,5 +55,4 @@ def slow_upload(headers: Mapping[str, str], body: bytes, seconds: float) -> int:
             yield body[start : start + step]
             time.sleep(seconds / pieces)
 
-    length = {"Content-Length": str(len(body))}
-    return ask("POST", "/classify", {**headers, **length}, given()).status
+    return ask("POST", "/classify", headers=request.headers, content=given()).status_code
