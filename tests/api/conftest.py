@@ -65,11 +65,3 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path.write_text(KEY)
     path.chmod(0o400)
     return path
-
-
-@pytest.fixture(scope="session")
-def dicom() -> bytes:
-    """An image whose brightness is turned round, 96 pixels high and 64 wide."""
-    from tests.support.dicom import dicom_bytes, ramp
-
-    return dicom_bytes(ramp(96, 64), photometric="MONOCHROME1")

@@ -20,6 +20,7 @@ from api.settings import ServeSettings
 from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.data.limits import REASONS
 from tests.api.test_middleware import exchange
+from tests.support.dicom import dicom_bytes, ramp
 from tests.support.wire import KEY
 
 API = Path(__file__).parents[2] / "api"
@@ -162,14 +163,14 @@ def test_the_readme_names_every_route_and_has_an_example_of_every_question(docum
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_of_the_readme_runs(client: httpx.Client, dicom: bytes, example: str) -> None:
+def test_an_example_of_the_readme_runs(client: httpx.Client, example: str) -> None:
     *words, url = shlex.split(example)
     fields: dict[str, list[str]] = {}
     files = []
     for option, value in zip(words[::2], words[1::2], strict=True):
         name, _, content = value.partition("=")
         if content == "@image.dcm":
-            files.append((name, ("image.dcm", dicom)))
+            files.append((name, ("image.dcm", dicom_bytes(ramp(96, 64)))))
         elif option == "-F":
             fields.setdefault(name, []).append(content)
         else:

@@ -12,8 +12,8 @@ from api.auth import Auth, read_auth
 from api.logging import RequestState, state_of
 from api.settings import ServeSettings
 from medclip_dcl.core.errors import ConfigError
+from tests.support.wire import KEY
 
-KEY = "k" * 20 + "0123456789abcdef"
 OTHER = "o" * 40
 
 

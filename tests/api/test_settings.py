@@ -18,9 +18,7 @@ def test_variables_stand_above_the_file_and_arguments_above_both(tmp_path: Path)
     settings = read_service_settings(file, environment, port=0, host=None)
     assert (settings.model, settings.queue, settings.port) == ("a", 5, 0)
     assert settings.host == "127.0.0.1"
-
-
-def test_variables_are_json_or_plain_text_and_the_one_that_names_the_file_is_no_setting() -> None:
+    # JSON or plain text; MEDCLIP_CONFIG names the file.
     environment = {"MEDCLIP_MODEL": "runs/no", "MEDCLIP_ALLOWED_HOSTS": '["a", "b"]'}
     settings = read_service_settings(None, environment | {"MEDCLIP_CONFIG": "x"})
     assert (settings.model, settings.allowed_hosts) == ("runs/no", ("a", "b"))

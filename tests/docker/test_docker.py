@@ -19,6 +19,10 @@ from tests.house.tree import ROOT, imported_by, syntax
 
 DOCKER = ROOT / "docker"
 SERVICES = ("cpu", "gpu", "proxy", "prometheus", "grafana", "gateway", "orthanc", "viewer")
+HARDENED = {
+    "read_only": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"],
+    "ipc": "none", "restart": "unless-stopped",
+}  # fmt: skip
 PINNED = re.compile(r"^([\w.-]+)==([\w.]+)", re.MULTILINE)
 
 
@@ -64,17 +68,13 @@ def test_the_images_install_what_the_service_s_own_modules_import() -> None:
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_container_is_hardened_and_reads_the_hosts_folders(name: str) -> None:
     service = COMPOSE["services"][name]
-    assert service["read_only"] is True
-    assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert {setting: service[setting] for setting in HARDENED} == HARDENED
     assert service["user"].split(":")[0] not in {"0", "root"}
     assert service["pids_limit"] <= 256
     assert service["mem_limit"] == service["memswap_limit"]
     (tmpfs,) = service["tmpfs"]
     assert tmpfs.startswith("/tmp:size=")
     assert {"noexec", "nosuid", "nodev"} <= set(tmpfs.split(":")[1].split(","))
-    assert service["ipc"] == "none"
-    assert service["restart"] == "unless-stopped"
     longest_s = ServeSettings(model="m").drain_s
     assert int(service["stop_grace_period"].removesuffix("s")) > longest_s
     assert not service.keys() & {"privileged", "cap_add", "network_mode", "pid", "devices"}
@@ -90,37 +90,27 @@ def test_what_people_open_is_published_on_loopback_and_nothing_else():
     assert set(published) == {"proxy", "grafana", "orthanc", "viewer"}
     assert services["orthanc"]["ports"] == ["127.0.0.1:4242:4242"]  # DICOM, not its own pages
     assert all(is_loopback(port.split(":")[0]) for ports in published.values() for port in ports)
-    for name, networks in {
-        "cpu": {"inside"},
-        "gpu": {"inside"},
-        "gateway": {"inside"},
-        "prometheus": {"inside", "watching"},
-    }.items():
-        assert set(services[name]["networks"]) == networks
+    for name in ("cpu", "gpu", "gateway"):
+        assert set(services[name]["networks"]) == {"inside"}
+    assert set(services["prometheus"]["networks"]) == {"inside", "watching"}
     for name in ("inside", "watching"):
         network = COMPOSE["networks"][name]
         assert network["internal"] is True
         assert network["driver_opts"] == {"com.docker.network.bridge.inhibit_ipv4": "true"}
 
 
-def test_keys_are_in_a_folder_and_no_variables_and_these_are_settings() -> None:
+def test_keys_are_asked_for_and_lie_in_a_folder_and_variables_are_settings() -> None:
     for name in ("cpu", "gpu"):
         service = COMPOSE["services"][name]
         sources = {item["target"]: item["source"] for item in service["volumes"]}
         assert sources["/run/secrets"] == "./secrets"  # a file that is renamed in it is seen
         given = {key: str(value) for key, value in service["environment"].items()}
         assert not [key for key in given if "KEY" in key]
-        read_service_settings(DOCKER / "serve.yaml", given)
+        settings = read_service_settings(DOCKER / "serve.yaml", given)
+        assert settings.key_file == "/run/secrets/api_key"
+        assert not settings.allow_anonymous
     ignored = (DOCKER / ".gitignore").read_text().split()
     assert "secrets/" in ignored
-
-
-def test_the_container_asks_for_a_key() -> None:
-    settings = read_service_settings(DOCKER / "serve.yaml", {})
-    assert settings.key_file == "/run/secrets/api_key"
-    assert not settings.allow_anonymous
-    (entry,) = (rest for name, rest in LAST_STAGE if name == "ENTRYPOINT")
-    assert '"--config", "/app/serve.yaml"' in entry
 
 
 def test_the_image_fetches_nothing_and_leaves_settings_alone():
