@@ -14,17 +14,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def folder(published: Path) -> Path:
-    """A committed model and index."""
-    return published
-
-
-@pytest.fixture(scope="session")
-def service(folder: Path) -> "Iterator[Service]":
-    """The service on them."""
+def service(published: Path) -> "Iterator[Service]":
+    """The service on a model and its index."""
     from tests.support.service import running
 
-    with running(folder, max_body_mb=4, publish_schema=True) as service:
+    with running(published, max_body_mb=4, publish_schema=True) as service:
         yield service
 
 

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
+from starlette.testclient import TestClient
 
 from api.app import create_app
 from api.auth import OPEN_PATHS
@@ -101,6 +102,21 @@ def test_a_path_that_only_looks_open_is_not(app: FastAPI, path: str) -> None:
         is_open = unquote(trick.partition("?")[0]) in OPEN
         for method in ("GET", "HEAD", "PUT", "OPTIONS", "QUERY"):
             assert is_answered(app, method, trick, []) is is_open, (method, trick)
+
+
+@pytest.mark.parametrize("path", ["/health", "/classify", "/model"])
+def test_no_other_origin_is_let_in(app: FastAPI, path: str) -> None:
+    client = TestClient(app, raise_server_exceptions=False)
+    asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    for method in ("OPTIONS", "GET", "POST"):
+        answer = client.request(method, path, headers={**asked, "X-API-Key": KEY})
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_ready_is_open_and_says_that_it_is_not(app: FastAPI) -> None:
+    answer = TestClient(app).get("/ready")
+    assert (answer.status_code, answer.json()["code"]) == (503, "loading")
+    assert answer.headers["retry-after"]
 
 
 def test_the_factory_reads_the_file_that_the_variable_names(tmp_path, monkeypatch):

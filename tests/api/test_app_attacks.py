@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.api.test_model_manager import until
 from tests.support.service import Service, png, running
 from tests.support.wire import KEY, Part, Request, exchange, form
 
@@ -19,12 +20,12 @@ BODY = 4 * MEBIBYTE
 
 
 @pytest.fixture(scope="module")
-def guarded(folder: Path, key_file: Path) -> Iterator[Service]:
+def guarded(published: Path, key_file: Path) -> Iterator[Service]:
     """A service with a key, and room for eight bodies."""
     sizes = {"max_body_mb": 4, "max_bodies_mb": 32}
     given = {"key_file": str(key_file), "body_deadline_s": 5}
     given["constants"] = {"api.middleware:PIECE_S": 0.5, "api.launcher:_IDLE_S": 1}
-    with running(folder, **given, **sizes) as service:
+    with running(published, **given, **sizes) as service:
         yield service
 
 
@@ -90,12 +91,12 @@ def test_answers_that_nobody_reads_take_bounded_room(guarded: Service, large_pix
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             wire.connect(guarded.address)
             wire.sendall(large_pixels)
-        end = time.monotonic() + 20
-        lines = [line for line in guarded.lines() if line.get("route") == "/pixels"]
-        while not any(line.get("code") in ("client_gone", "overloaded") for line in lines):
-            assert time.monotonic() < end
-            time.sleep(0.1)
-            lines = [line for line in guarded.lines() if line.get("route") == "/pixels"]
+        until(
+            lambda: any(
+                line.get("route") == "/pixels" and line.get("code") in ("client_gone", "overloaded")
+                for line in guarded.lines()
+            )
+        )
         assert classify(guarded) == 200
     assert exchange(guarded.address, Request("/model", "GET").encoded(KEY)).status == 200
 

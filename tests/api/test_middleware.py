@@ -227,13 +227,16 @@ def test_a_question_has_a_place_from_its_last_byte_on_and_others_are_refused() -
     assert [status for status, _ in together(converse(app, [b"ab"], "/wait"), late())] == [200, 503]
 
 
-def test_a_body_that_stalls_makes_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_stalls_or_reads_too_slowly_makes_room_for_others(monkeypatch) -> None:
     monkeypatch.setattr(middleware, "_SAFE_S", 0.05)
     app, most = app_with(queue=2), bytes(6 << 20)
-    found = together(
-        converse(app, [most, 5.0, b"x"], "/count"), converse(app, [0.2, most], "/count")
-    )
+    stalled = converse(app, [most, 5.0, b"x"], "/count")
+    found = together(stalled, converse(app, [0.2, most], "/count"))
     assert [status for status, _ in found] == [503, 200]
+    app, large = app_with(max_bodies_mb=1), bytes(900 << 10)
+    slow = converse(app, [], LARGE, "GET", read_s=5.0)
+    found = together(slow, converse(app, [0.3, large], "/count"))
+    assert [len(found[0][1]), found[1][0]] == [PIECE, 200]
 
 
 def test_an_answer_leaves_in_pieces_and_takes_room_until_it_is_read() -> None:
@@ -252,15 +255,6 @@ def test_a_reader_that_stops_is_cut_and_one_that_goes_on_is_not(monkeypatch, cap
     assert [len(body) for _, body in found] == [SIZE, PIECE]
     codes = [vars(record)["facts"].get("code") for record in caplog.records]
     assert sorted(codes, key=str) == [None, "client_gone"]
-
-
-def test_the_slowest_reader_makes_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "_SAFE_S", 0.05)
-    app, large = app_with(max_bodies_mb=1), bytes(900 << 10)
-    found = together(
-        converse(app, [], LARGE, "GET", read_s=5.0), converse(app, [0.3, large], "/count")
-    )
-    assert [len(found[0][1]), found[1][0]] == [PIECE, 200]
 
 
 def test_places_are_given_back_after_faults_and_an_image_that_took_too_long_is_no_busy_model():

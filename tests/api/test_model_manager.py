@@ -247,8 +247,8 @@ def test_model_and_index_are_exchanged_as_a_pair_without_a_failed_request(tmp_pa
     assert 'medclip_swaps_total{outcome="refused"} 2.0' in figures
 
 
-def test_who_is_inside_when_the_service_stops_is_answered_and_nobody_else(folder: Path) -> None:
-    with running(folder) as service, ThreadPoolExecutor(8) as threads:
+def test_who_is_inside_when_the_service_stops_is_answered_and_nobody_else(published: Path) -> None:
+    with running(published) as service, ThreadPoolExecutor(8) as threads:
 
         def ask() -> int:
             with service.client() as client:

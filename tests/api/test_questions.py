@@ -48,8 +48,8 @@ def doubtful_model(doubtful_folder: Path) -> Predictor:
 
 
 @pytest.fixture(scope="module")
-def predictor(folder: Path) -> Predictor:
-    return load(folder / "model", "cpu")
+def predictor(published: Path) -> Predictor:
+    return load(published / "model", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -305,14 +305,16 @@ def test_images_are_filtered_by_their_studies_and_by_what_their_reports_assert(c
     assert hits(client, finding="Fracture") == []
 
 
-def test_an_engine_gives_the_same_hits_and_its_loss_is_named(folder, client, tmp_path, monkeypatch):
+def test_an_engine_gives_the_same_hits_and_its_loss_is_named(
+    published, client, tmp_path, monkeypatch
+):
     monkeypatch.setattr("medclip_dcl.retrieval.milvus.TIMEOUT_S", 1)
-    index = open_artifact(folder / "index", ARTIFACT)
+    index = open_artifact(published / "index", ARTIFACT)
     vectors = Layout.of(index.file, index.fingerprint, index.summary).searched()
     with ExitStack() as engine:
         uri = engine.enter_context(milvus_server(tmp_path))
         fill_collections(RetrievalConfig(uri=uri), index.fingerprint, vectors)
-        with running(folder, retrieval={"uri": uri}) as service, service.client() as asking:
+        with running(published, retrieval={"uri": uri}) as service, service.client() as asking:
             for filters in ({}, {"split": "test"}):
                 assert hits(asking, **filters) == hits(client, **filters)
             engine.close()

@@ -20,9 +20,9 @@ NAMED = "[...document.querySelectorAll('#cases li')].map((item) => item.textCont
 
 
 @pytest.fixture(scope="module")
-def keyed(folder: Path, key_file: Path) -> Iterator[Service]:
+def keyed(published: Path, key_file: Path) -> Iterator[Service]:
     """A service that asks for a key."""
-    with running(folder, key_file=str(key_file)) as service:
+    with running(published, key_file=str(key_file)) as service:
         yield service
 
 
