@@ -73,28 +73,25 @@ def held(batches: MicroBatcher) -> tuple[asyncio.Future[None], threading.Event]:
     return asyncio.ensure_future(batches.run(lambda: go.wait(10) and None)), go
 
 
+def asking(batches: MicroBatcher, caller: Caller, *question: Any) -> "asyncio.Future[Any]":
+    """Ask about an image, if nothing else."""
+    model, image, answer = question or (MODEL, square(), fine)
+    return asyncio.ensure_future(batches.submit(caller, model, image, answer))
+
+
 def together(metrics: Metrics, *questions: tuple[object, ...]) -> list[object]:
     """Ask while the model is busy; the answers, and what was raised in their place."""
 
     async def ask() -> list[object]:
         batches = MicroBatcher(8, metrics)
         _, go = held(batches)
-        asked = [asyncio.ensure_future(batches.submit(Caller(), *each)) for each in questions]  # type: ignore[arg-type]
+        asked = [asking(batches, Caller(), *question) for question in questions]
         while waiting(metrics) != len(questions):
             await asyncio.sleep(0.01)
         go.set()
         return list(await asyncio.gather(*asked, return_exceptions=True))
 
     return asyncio.run(ask())
-
-
-def asking(batches: MicroBatcher, *callers: Caller, model: object = None) -> list[Any]:
-    """Ask about an image for each caller."""
-    model, image = model or Cramped(), square()
-    return [
-        asyncio.ensure_future(batches.submit(caller, model, image, fine))  # type: ignore[arg-type]
-        for caller in callers
-    ]
 
 
 def images_in_batches(metrics: Metrics) -> tuple[float, float]:
@@ -130,7 +127,7 @@ def test_what_waits_is_counted_and_nothing_is_computed_for_the_late_and_the_gone
         batches = MicroBatcher(8, metrics)
         _, go = held(batches)
         await asyncio.sleep(0.02)
-        asked = asking(batches, leaving, late, staying)
+        asked = [asking(batches, caller) for caller in (leaving, late, staying)]
         await asyncio.sleep(0.05)
         leaving.left.set()
         await asyncio.wait(asked[:2], timeout=5)  # told at once, while the model is busy
@@ -189,7 +186,7 @@ def test_late_and_cancelled_questions_of_a_batch_leave_the_others_alone() -> Non
         batches, model = MicroBatcher(8, metrics), Slow(8)
         busy, go = held(batches)
         callers = [Caller(0.2), Caller(), Caller()]
-        asked = asking(batches, *callers, model=model)
+        asked = [asking(batches, caller, model, square(), fine) for caller in callers]
         while waiting(metrics) != 3 and not asked[0].done():
             await asyncio.sleep(0.01)
         time.sleep(0.2)  # the loop is busy: it cannot withdraw the question at its deadline

@@ -11,9 +11,8 @@ def line_of(record: logging.LogRecord) -> dict[str, object]:
 
 
 def record(name: str, message: str, **extra: object) -> logging.LogRecord:
-    made = logging.LogRecord(name, logging.WARNING, "file", 1, message, None, None)
-    made.__dict__.update(extra)
-    return made
+    facts = {"name": name, "levelno": logging.WARNING, "msg": message}
+    return logging.makeLogRecord(facts | extra)
 
 
 def test_our_lines_carry_their_facts_and_of_other_libraries_the_name_alone_is_written() -> None:

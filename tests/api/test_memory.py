@@ -1,7 +1,8 @@
-import subprocess
 import sys
 
 import pytest
+
+from tests.support.processes import ended
 
 PAGES = 64 * 256  # of a block
 COUNT = """
@@ -31,9 +32,7 @@ print(before - resident())
 
 def count(mode: str) -> tuple[int, int]:
     """Page faults of a thread that takes large blocks, and MiB given back at the end."""
-    done = subprocess.run(
-        [sys.executable, "-c", COUNT, mode], capture_output=True, text=True, check=True
-    )
+    done = ended([sys.executable, "-c", COUNT, mode], check=True)
     faults, given_back = map(int, done.stdout.split())
     return faults, given_back
 

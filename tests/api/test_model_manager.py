@@ -43,15 +43,16 @@ def state_of(serving: ModelManager) -> str:
     return "ready"
 
 
-def load(folder: Path, **settings: str) -> ModelManager:
-    async def loaded() -> ModelManager:
-        plain = {"model": str(folder), "engine": "torch", "decode_workers": 1}
-        serving = ModelManager(ServeSettings(**plain | settings), Metrics())
-        assert state_of(serving) == "loading"
-        await serving.load()
-        return serving
+async def loaded(folder: Path, **settings: str) -> ModelManager:
+    plain = {"model": str(folder), "engine": "torch", "device": "cpu", "decode_workers": 1}
+    serving = ModelManager(ServeSettings(**plain | settings), Metrics())
+    assert state_of(serving) == "loading"
+    await serving.load()
+    return serving
 
-    return asyncio.run(loaded())
+
+def load(folder: Path, **settings: str) -> ModelManager:
+    return asyncio.run(loaded(folder, **settings))
 
 
 def test_a_model_that_may_not_be_read_is_served_once_it_may() -> None:
@@ -59,7 +60,7 @@ def test_a_model_that_may_not_be_read_is_served_once_it_may() -> None:
         publish(folder / "model")
         (folder / "model/model.safetensors").chmod(0)
         with plain_user():
-            serving = load(folder / "model", device="cpu")
+            serving = load(folder / "model")
             asyncio.run(serving.reload_if_changed())
         assert state_of(serving) == "model_unusable"
         (folder / "model/model.safetensors").chmod(0o644)  # no inode and no header changes
@@ -76,9 +77,7 @@ def publish_limited(folder: Path, max_bytes: int, **limits: float) -> None:
 
 def test_a_refused_swap_after_one_that_was_served_ends_no_worker_in_use(tmp_path: Path) -> None:
     async def swap_twice() -> None:
-        plain = {"model": str(tmp_path / "model"), "device": "cpu", "decode_workers": 1}
-        serving = ModelManager(ServeSettings(**plain, engine="torch"), Metrics())
-        await serving.load()
+        serving = await loaded(tmp_path / "model")
         later: list[Callable[[], None]] = []
         loop = asyncio.get_running_loop()
         loop.call_later = lambda _s, call, *given: later.append(partial(call, *given))
@@ -100,7 +99,7 @@ def test_a_refused_swap_after_one_that_was_served_ends_no_worker_in_use(tmp_path
 
 def test_a_package_lowers_the_limits_of_decoding_and_never_raises_them(tmp_path: Path) -> None:
     publish_limited(tmp_path / "model", max_bytes=2**60, deadline_s=1e9, memory_mb=100)
-    serving = load(tmp_path / "model", device="cpu")
+    serving = load(tmp_path / "model")
     held = serving.current.decoder._settings
     assert (held.max_bytes, held.deadline_s, held.memory_mb) == (64 * 2**20, 8, 100)
     serving.close()
@@ -136,7 +135,7 @@ def test_a_model_that_cannot_answer_is_never_ready_and_replaces_none_that_can(tm
     before = publish(good / "model").digest
     for folder in (now, again):
         spoil(folder / "model")
-    serving = load(now / "model", device="cpu")
+    serving = load(now / "model")
     assert state_of(serving) == "model_unusable"
     put(good, now, "model")
     asyncio.run(serving.reload_if_changed())
@@ -153,7 +152,7 @@ def test_a_service_that_waits_for_its_index_is_ready_once_it_is_there(tmp_path, 
     (folder / "index").rename(tmp_path / "index")
     if state == "index_mismatch":
         (store(tmp_path / "other", seed=1) / "index").rename(folder / "index")
-    serving = load(folder / "model", index=str(folder / "index"), device="cpu")
+    serving = load(folder / "model", index=str(folder / "index"))
     assert state_of(serving) == state
     assert "index_unusable" in [record.msg for record in caplog.records]
     assert serving.current.predictor.digest == digests(folder, "model")[0]  # served meanwhile

@@ -15,13 +15,10 @@ from tests.support.browser import AXE, browsing, find_browser, serious_findings
 
 def html_files(names: list[str]) -> list[Path]:
     """List the HTML files that are named, or below the folders that are."""
-    found = [Path(name) for name in names]
-    return [
-        page
-        for path in found
-        for page in (sorted(path.rglob("*.html")) if path.is_dir() else [path])
-        if page.name != "404.html"  # it looks for its scripts at the server's root
-    ]
+    pages: list[Path] = []
+    for path in map(Path, names):
+        pages += sorted(path.rglob("*.html")) if path.is_dir() else [path]
+    return [page for page in pages if page.name != "404.html"]  # its scripts are at a server's root
 
 
 def main(names: list[str]) -> int:

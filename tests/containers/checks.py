@@ -1,27 +1,30 @@
 """What must hold of the running containers; most lines are a fault that once was there."""
 
+import contextlib
 import json
 import re
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from medclip_dcl.core.artifact import open_artifact
 from medclip_dcl.core.files import write_bytes
 from medclip_dcl.inference.model_package import ARTIFACT, rewrite_package
-from tests.containers.clients import MEBIBYTE, ask, image_part, slow_upload, stalled
-from tests.containers.engine import Engine
+from tests.containers.engine import HOST, PORT, Engine
 from tests.support.processes import ROOT, ended
 
 PAGE = ROOT / "docs/deployment.md"
 CANARIES = ("CANARYFILE", "CANARYQUERY", "CANARYHOST", "CANARYPHRASE")
 LARGEST_IMAGE_GB = 1.5
+MEBIBYTE = 2**20
+_URL = f"http://{HOST}:{PORT}"
 _IMAGE = "medclip-dcl:0.1.0-cpu"
 
 
@@ -330,3 +333,48 @@ def until(holds: Callable[[], bool], patience_s: float) -> bool:
 def until_answered(path: str, patience_s: float) -> bool:
     """Wait until a route answers."""
     return until(lambda: ask("GET", path).status_code == 200, patience_s)
+
+
+def image_part(data: bytes) -> dict[str, tuple[str, bytes]]:
+    """Return an image as the files of a form, under a name that no log may hold."""
+    return {"image": ("CANARYFILE.dcm", data)}
+
+
+def ask(method: str, path: str, **given: Any) -> httpx.Response:
+    """Send one request through the proxy; a status of 0: the connection ended without an answer."""
+    try:
+        with httpx.Client(base_url=_URL, timeout=90, trust_env=False) as client:
+            return client.request(method, path, **given)
+    except httpx.TransportError:
+        return httpx.Response(0)
+
+
+@contextlib.contextmanager
+def stalled(count: int, headers: Mapping[str, str]) -> Iterator[list[socket.socket]]:
+    """Keep uploads open that announce 62 MiB and send nothing of it."""
+    head = "POST /classify HTTP/1.1\r\nHost: here\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head += f"Content-Length: {62 * MEBIBYTE}\r\n\r\n"
+    senders = []
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            sender = stack.enter_context(socket.create_connection((HOST, PORT)))
+            senders.append(sender)
+            sender.settimeout(2)
+            with contextlib.suppress(OSError):  # who has no key may be cut off meanwhile
+                sender.sendall(head.encode())
+        yield senders
+
+
+def slow_upload(headers: Mapping[str, str], data: bytes, seconds: float) -> int:
+    """Ask about an image in pieces over so many seconds; gives the status."""
+    request = httpx.Request("POST", _URL, headers=headers, files=image_part(data))
+    body, pieces = request.read(), 10
+    step = -(-len(body) // pieces)
+
+    def given() -> Iterator[bytes]:
+        for start in range(0, len(body), step):
+            yield body[start : start + step]
+            time.sleep(seconds / pieces)
+
+    return ask("POST", "/classify", headers=request.headers, content=given()).status_code

@@ -13,9 +13,11 @@ import sys
 import time
 from pathlib import Path
 
-from tests.containers.clients import PORT
 from tests.house.tree import copy_files
 from tests.support.processes import ROOT, ended, listens
+
+HOST, PORT = "127.0.0.1", 8080
+"""Where the proxy is published."""
 
 _PACKAGES = {
     "docker": ["docker.io"],
