@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 
 from benchmarks.record import finish, judge
-from tests.support.hostile import CANARY, named
+from tests.support.hostile import CANARY, named_requests
 from tests.support.service import ROOT, Service, running, store
 from tests.support.wire import Answer, Request, exchange
 
@@ -96,7 +96,7 @@ def try_document(service: Service, examples: int) -> dict[str, float]:
 
 def try_hostile(service: Service) -> dict[str, float]:
     """Send the named requests, then look for canaries."""
-    requests = list(named().items())
+    requests = list(dict(named_requests()).items())
     before, address = service.resident_mb(), service.address
     with ThreadPoolExecutor(_THREADS) as threads:
         asking = threads.map(lambda item: exchange(address, item[1].encoded(_KEY)), requests)

@@ -12,6 +12,7 @@ import yaml
 
 from medclip_dcl.core.artifact import Artifact, make_fingerprint
 from medclip_dcl.core.artifact_writer import write_artifact
+from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import LikelihoodConfig, eta, masked_lm, scoring
 from medclip_dcl.likelihood.masked_lm import load_language_model, save_language_model
 from medclip_dcl.likelihood.pll import pseudo_log_likelihood
@@ -20,10 +21,37 @@ from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.sentences import distinct_sentences, text_key
 from tests.support.bert import tiny_bert, tiny_tokenizer, write_cxr_bert
-from tests.support.corpus import commit_tables, sentence_rows, write_reports
+from tests.support.corpus import commit_tables, sentence_rows
 from tests.support.jobs import config_for, made, rows, run
 
 UNIT_PIECES = 150
+FINDINGS = (
+    "The lungs are clear. No pleural effusion or pneumothorax.",
+    "Small left pleural\n effusion. The heart is enlarged.",
+    "Stable cardiomegaly with mild vascular congestion. 1. . Normal chest.",
+    "No focal consolidation, effusion,\n or pneumothorax. The lungs are clear.",
+    "Right lower lobe opacity may be pneumonia. Dr. ___ was told at 3:15 p.m. today.",
+)
+IMPRESSIONS = ("No acute process is seen.", "", "Clear lungs.", "Findings suggest mild edema.")
+
+
+def write_reports(work: Path) -> None:
+    """Write the manifest's reports; the rest of a manifest is left out."""
+    written = [
+        {
+            "study_id": f"s{number:04d}",
+            "subject_id": f"p{number:04d}",
+            "split": ("train", "train", "train", "validate", "test")[number % 7 % 5],
+            "findings": FINDINGS[number % 5] + f" Line number {number % 11} is in place.",
+            "impression": IMPRESSIONS[number % 4],
+            "last_paragraph": "",
+        }
+        for number in range(60)
+    ]
+    other = written[0] | {"study_id": "s9998", "findings": "", "impression": ""}
+    written.append(other | {"last_paragraph": "There is no change since yesterday."})
+    written.append(other | {"study_id": "s9999", "impression": "Normal."})
+    commit_tables(work, manifest.ARTIFACT, {manifest.REPORTS: written})
 
 
 def write_model(work: Path, scale: float = 4.0) -> None:

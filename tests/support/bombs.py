@@ -80,13 +80,13 @@ def rle_frame(rows: int, columns: int) -> bytes:
     return struct.pack("<16I", 2, 64, 64 + len(run), *[0] * 13) + run + run
 
 
-def deflate_bomb(megabytes: int = 1024) -> bytes:
-    """A deflated data set of zeros: a thousandth of its inflated size."""
+def deflate_bomb() -> bytes:
+    """A deflated data set of a gigabyte of zeros: a thousandth of its inflated size."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     block = packer.compress(bytes(2**20)) + packer.flush(zlib.Z_FULL_FLUSH)
     sound = dicom_bytes(ramp(), syntax=DEFLATED)
     start = 132 + 12 + int.from_bytes(sound[140:144], "little")  # after the file meta group
-    return sound[:start] + block * megabytes
+    return sound[:start] + block * 1024
 
 
 def scan_bomb() -> bytes:

@@ -3,8 +3,6 @@
 Studies come in four kinds, each with its own bright patch and its own sentences, so that
 a model has something to learn. Each patient has one study; every fourth study has two
 images. Patients p000, p001, ... are split 8 : 1 : 1.
-
-For the jobs that read texts alone there is a manifest of a few dozen reports.
 """
 
 from collections.abc import Mapping, Sequence
@@ -255,34 +253,3 @@ def _write_language_model(work: Path, dropout: float) -> None:
             torch.default_generator.manual_seed(0)
             save_language_model(BertForMaskedLM(settings), tokenizer, writer.directory)
         writer.commit({})
-
-
-_FINDINGS = (
-    "The lungs are clear. No pleural effusion or pneumothorax.",
-    "Small left pleural\n effusion. The heart is enlarged.",
-    "Stable cardiomegaly with mild vascular congestion. 1. . Normal chest.",
-    "No focal consolidation, effusion,\n or pneumothorax. The lungs are clear.",
-    "Right lower lobe opacity may be pneumonia. Dr. ___ was told at 3:15 p.m. today.",
-)
-_IMPRESSIONS = ("No acute process is seen.", "", "Clear lungs.", "Findings suggest mild edema.")
-_SPLITS = ("train", "train", "train", "validate", "test")
-
-
-def write_reports(work: Path, reports: int = 60, subject: str = "p") -> Artifact:
-    """Write the manifest's reports; the rest of a manifest is left out."""
-    rows = [
-        {
-            "study_id": f"s{number:04d}",
-            "subject_id": f"{subject}{number:04d}",
-            "split": _SPLITS[number % 7 % 5],
-            "findings": _FINDINGS[number % 5] + f" Line number {number % 11} is in place.",
-            "impression": _IMPRESSIONS[number % 4],
-            "last_paragraph": "",
-        }
-        for number in range(reports)
-    ]
-    rows.append({**rows[0], "study_id": "s9998", "findings": "", "impression": ""})
-    rows[-1]["last_paragraph"] = "There is no change since yesterday."
-    rows.append({**rows[0], "study_id": "s9999", "findings": "", "impression": "Normal."})
-    work.mkdir(parents=True, exist_ok=True)
-    return commit_tables(work, manifest.ARTIFACT, {manifest.REPORTS: rows}, subject=subject)

@@ -65,9 +65,8 @@ def start_ranks(
     module: str,
     arguments: Sequence[str],
     log: Path,
-    *,
-    before: _Before | None = None,
     environment: Mapping[str, str] | None = None,
+    **more: Any,
 ) -> list[ForkServerProcess]:
     """Start `count` processes that form one group, as torchrun does; each other's log has its rank.
 
@@ -81,7 +80,7 @@ def start_ranks(
     for rank in range(count):
         own = group | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if count > 1 else {})
         file = log.with_name(f"{log.name}-{rank}") if rank else log
-        started.append(start(module, arguments, file, environment=own, before=before))
+        started.append(start(module, arguments, file, environment=own, **more))
     return started
 
 

@@ -87,11 +87,7 @@ CHARSETS = (
 """Charsets that a form may claim."""
 
 
-def named() -> dict[str, Request]:
-    return dict(_pairs())
-
-
-def _pairs() -> Iterator[tuple[str, Request]]:
+def named_requests() -> Iterator[tuple[str, Request]]:
     for path, fields in FIELDS.items():
         for name in fields:
             for title, value in TEXTS.items():

@@ -144,11 +144,11 @@ def _centre(text: TextEncoder, tokenizer: PreTrainedTokenizerBase) -> None:
     text.projection.bias -= text(tokens["input_ids"], tokens["attention_mask"]).mean(dim=0)
 
 
-def random_range(count: int = 60) -> model_package.InputRange:
+def random_range() -> model_package.InputRange:
     """The range of `random_images`, of a patient each, as the gate gives them to a tiny model."""
-    files = [raster_bytes(image, "png") for image in random_images(count)]
+    files = [raster_bytes(image, "png") for image in random_images(60)]
     images = [square(open_image(data), 64, equalize=False) for data in files]
-    return fit_input_range(images, [str(number) for number in range(count)])
+    return fit_input_range(images, [str(number) for number in range(60)])
 
 
 def head_card(
