@@ -20,17 +20,6 @@ from tests.support.processes import ended, options
 from tests.support.service import png
 from tests.support.stub_service import FINDINGS, stub_service
 
-GATE = """
-import io
-from PIL import Image
-from medclip_dcl.data.images import open_image
-if __name__ == "__main__":
-    drawn = io.BytesIO()
-    Image.linear_gradient("L").save(drawn, "PNG")
-    print(*open_image(drawn.getvalue()).pixels.shape)
-"""
-
-
 _NAMES = {"PIL": "pillow", "sklearn": "scikit_learn", "yaml": "pyyaml"}
 
 
@@ -114,15 +103,11 @@ def test_the_wheel_has_one_name_and_all_that_a_run_needs(wheel: Path) -> None:
     assert "medclip_dcl/py.typed" in names
 
 
-def test_the_image_gate_runs_from_an_empty_folder(binaries, tmp_path):
-    assert "256 256" in run([binaries / "python", "-c", GATE], tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_demo_begins_in_an_empty_folder(binaries: Path, tmp_path: Path) -> None:
-    jobs = '["generate_studies","build_manifest","write_report"]'
-    words = options([f"jobs={jobs}", "generate.patients=4", "generate.size_px=64"])
-    run([binaries / "medclip", "demo", *words], tmp_path)
+    jobs = '["generate_studies","build_manifest","prepare_images","write_report"]'
+    few = ("generate.patients=4", "generate.size_px=64", "images.size_px=64")
+    run([binaries / "medclip", "demo", *options([f"jobs={jobs}", *few])], tmp_path)
+    assert (tmp_path / "runs/demo/prepared/artifact.json").is_file()
     assert (tmp_path / "runs/demo/report.html").is_file()
     assert "report" in run([binaries / "medclip", "show", "demo"], tmp_path)
 

@@ -104,7 +104,7 @@ def test_patients_and_pictures_that_were_trained_on_are_refused_unless_allowed(t
 def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsys):
     weights = tmp_path / "weights.bin"
     weights.write_bytes(b"\x07")
-    adapter = {"model": "tests.support.clip:build", "weights": str(weights)}
+    adapter = {"model": "tests.support.clip:Clip", "weights": str(weights)}
     run_here("evaluate", work, evaluate={"adapter": adapter})
     tree = figures(work)
     unknown = (tree["contaminated"], tree["repeated_images"])
@@ -126,10 +126,10 @@ def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsy
     [
         ("tests.support.clip", "must read module:callable"),
         ("biovil", "make a package of the checkpoint: medclip adopt"),
-        ("tests.support.nowhere:build", "cannot be imported"),
+        ("tests.support.nowhere:Clip", "cannot be imported"),
         ("tests.support.clip:nothing", "cannot be imported"),
         ("tests.support.clip:MEAN", "is not callable"),
-        ("tests.support.clip:broken", "has no embed_images"),
+        ("builtins:object", "has no embed_images"),
     ],
 )
 def test_an_adapter_that_cannot_be_built_is_a_configuration_error(work, capsys, model, message):

@@ -16,11 +16,8 @@ from tests.support.service import png
 
 IMAGES = (png(), png((40, 120), seed=5), dicom_bytes(ramp(96, 64)))
 _FORM = "multipart/form-data"
-_TEXTS, _LISTS_OF_TEXTS = (
-    {"text", "findings", "box", "exclude_patient"},
-    {"view", "phrase", "split", "finding"},
-)
-_TOO_LONG = "0" * 5000
+_TEXTS = {"text", "findings", "box", "exclude_patient"}
+_LISTS_OF_TEXTS = {"view", "phrase", "split", "finding"}
 
 _matched = REQUESTS_TRANSPORT.get_first_matching_media_type(_FORM)
 assert _matched is not None
@@ -35,23 +32,22 @@ def _with_images(context: Any, body: Any) -> dict[str, Any]:
     is too long for any.
     """
     if isinstance(body, dict):
-        body = dict(body)
-        image = body.get("image")
-        if isinstance(image, list):  # of /embed
-            body["image"] = [_image(item) for item in image]
-        elif "image" in body:
-            body["image"] = _image(image)
-        for name in _LISTS_OF_TEXTS & body.keys():
-            items = body[name] if isinstance(body[name], list) else [None]
-            body[name] = [item if isinstance(item, str) else _TOO_LONG for item in items]
-        for name in _TEXTS & body.keys():
-            if isinstance(body[name], list):
-                body[name] = [item if isinstance(item, str) else _TOO_LONG for item in body[name]]
-            elif not isinstance(body[name], str):
-                body[name] = _TOO_LONG
-        if "finding" in body:
-            body["finding"] = [_known(item) for item in body["finding"]]
+        body = {name: _sendable(name, value) for name, value in body.items()}
     return _serialize(context, body)
+
+
+def _sendable(name: str, value: Any) -> Any:
+    if name == "image":  # of /embed several
+        return [*map(_image, value)] if isinstance(value, list) else _image(value)
+    if name in _LISTS_OF_TEXTS and not isinstance(value, list):
+        value = [None]
+    if name in _LISTS_OF_TEXTS | _TEXTS:
+        value = [*map(_text, value)] if isinstance(value, list) else _text(value)
+    return [*map(_known, value)] if name == "finding" else value
+
+
+def _text(drawn: Any) -> str:
+    return drawn if isinstance(drawn, str) else "0" * 5000
 
 
 def _known(name: str) -> str:

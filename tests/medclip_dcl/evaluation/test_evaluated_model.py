@@ -11,7 +11,7 @@ from medclip_dcl.inference.predictor import load
 from medclip_dcl.inference.prompts import Finding
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.settings import SimilarityConfig
-from tests.support.clip import build
+from tests.support.clip import Clip
 from tests.support.published import publish
 
 FINDINGS = (Finding("edema", ("There is an effusion.",), ("No edema.",)),)
@@ -49,8 +49,7 @@ def test_regions_are_held_once_and_in_half_precision_where_they_are_many():
 
 
 def test_a_clip_is_examined_behind_two_functions():
-    clip = build()
-    model = EvaluatedModel("clip", clip, SimilarityConfig(kind="global"), 100.0)
+    model = EvaluatedModel("clip", Clip(), SimilarityConfig(kind="global"), 100.0)
     regions, texts = model.embed_images(IMAGES), model.embed_sentences(["No edema.", "Clear."])
     assert regions.shape == (3, 4, 4, 24)
     assert regions.norm(dim=-1) == pytest.approx(torch.ones(3, 4, 4), abs=1e-5)
