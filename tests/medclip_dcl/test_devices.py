@@ -5,9 +5,8 @@ operation. Numbers do not exist there: where code asks for one it gets 1, or Fal
 autocast and no fused optimiser for it. Code that asks which numbers are not zero does not run.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -35,13 +34,7 @@ class FakeAccelerator(Accelerator):
 
 
 class _Answers(TorchDispatchMode):
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         aten = torch.ops.aten
         if func in {aten._local_scalar_dense.default, aten.item.default}:
             return args[0].dtype != torch.bool and 1

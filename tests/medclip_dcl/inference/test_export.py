@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,30 +33,23 @@ Export = Callable[[Format, str], tuple[Path, Path]]
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Export:
     """Return the folders of a model, named by its similarity or `convnext`, and of its export."""
-    root, known = tmp_path_factory.mktemp("exported"), {}
+    root = tmp_path_factory.mktemp("exported")
 
+    @cache
+    def published(name: str) -> Path:
+        tree = tiny_model_config().model_dump()
+        if name == "convnext":
+            tree["image"] = {"kind": "backbone", "backbone": CONVNEXT, "input_px": 64}
+        else:
+            tree["similarity"]["kind"] = name
+        tree = {"work": "unused", "model": tree, "images": {"size_px": 64}}
+        return publish(root / name / "model", config=Config.model_validate(tree)).path
+
+    @cache
     def make(to: Format, name: str) -> tuple[Path, Path]:
-        model = root / name / "model"
-        if not model.exists():
-            tree = tiny_model_config().model_dump()
-            if name == "convnext":
-                tree["image"] = {"kind": "backbone", "backbone": CONVNEXT, "input_px": 64}
-            else:
-                tree["similarity"]["kind"] = name
-            tree = {"work": "unused", "model": tree, "images": {"size_px": 64}}
-            publish(model, config=Config.model_validate(tree))
-        if (to, name) not in known:
-            known[to, name] = export_formats(model, to, root / name / to).path
-        return model, known[to, name]
+        return published(name), export_formats(published(name), to, root / name / to).path
 
     return make
-
-
-def gray() -> np.ndarray:
-    """A prepared image that spans black to white: neither contrast nor size is to change."""
-    pixels = np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)
-    pixels[0, :2] = 0, 255
-    return pixels
 
 
 def run_code(page: Path, **names: Any) -> dict[str, Any]:
@@ -74,12 +68,14 @@ def run_code(page: Path, **names: Any) -> dict[str, Any]:
 )
 def test_the_code_of_its_page_answers_as_the_model(exported, to, name, tmp_path):
     model, folder = exported(to, name)
-    Image.fromarray(gray()).save(tmp_path / "image.png")
+    gray = np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)
+    gray[0, :2] = 0, 255  # black to white, in the model's size: nothing is to change it
+    Image.fromarray(gray).save(tmp_path / "image.png")
     asked = {"folder": folder, "file": tmp_path / "image.png", "sentences": list(SENTENCES)}
     assert (folder / "README.md").read_text(encoding="utf-8").count("```python") == 1
     found = run_code(folder / "README.md", **asked)
     ours = load(model, "cpu")
-    regions, texts = ours.embed_images(gray()[None]), ours.embed_sentences(SENTENCES)
+    regions, texts = ours.embed_images(gray[None]), ours.embed_sentences(SENTENCES)
     scores = ours.model.score(regions, texts).T
     assert scores.std() > 20 * 1e-6
     for theirs, expected in (

@@ -8,13 +8,8 @@ from sklearn.covariance import LedoitWolf
 from sklearn.datasets import load_sample_image
 
 from medclip_dcl.core.errors import CheckpointError
+from medclip_dcl.inference import model_package
 from medclip_dcl.inference.input_range import describe_pixels, fit_input_range, is_out_of_range
-from medclip_dcl.inference.model_package import (
-    INPUT_RANGE_FILE,
-    InputRange,
-    read_input_range,
-    write_input_range,
-)
 from medclip_dcl.synthetic.patients import draw_patient
 from tests.support import unlike
 
@@ -32,13 +27,13 @@ def images() -> list[np.ndarray]:
     return [resized(np.rint(pixels / pixels.max() * 255).astype(np.uint8)) for pixels in drawn]
 
 
-def fitted(images: Sequence[np.ndarray], **settings: float) -> InputRange:
+def fitted(images: Sequence[np.ndarray], **settings: float) -> model_package.InputRange:
     """Fit to images of a patient each."""
     return fit_input_range(list(images), [f"p{row:03d}" for row in range(len(images))], **settings)
 
 
 @pytest.fixture(scope="module")
-def known(images: list[np.ndarray]) -> InputRange:
+def known(images: list[np.ndarray]) -> model_package.InputRange:
     return fitted(images)
 
 
@@ -94,10 +89,10 @@ def test_features_of_a_ramp_are_edges_of_one_direction_everywhere() -> None:
 
 
 def test_a_range_is_read_as_it_was_written_and_damage_is_named(tmp_path: Path) -> None:
-    assert read_input_range(tmp_path) is None
+    assert model_package.read_input_range(tmp_path) is None
     known = fitted(noise(6, 2))
-    write_input_range(tmp_path, known)
-    assert read_input_range(tmp_path) == known
-    (tmp_path / INPUT_RANGE_FILE).write_text('{"mean": [1]}')
+    model_package.write_input_range(tmp_path, known)
+    assert model_package.read_input_range(tmp_path) == known
+    (tmp_path / model_package.INPUT_RANGE_FILE).write_text('{"mean": [1]}')
     with pytest.raises(CheckpointError, match="rerun train"):
-        read_input_range(tmp_path)
+        model_package.read_input_range(tmp_path)

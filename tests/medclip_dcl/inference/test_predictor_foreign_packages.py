@@ -167,6 +167,7 @@ def test_buffers_that_no_weight_bounds_are_refused() -> None:
 
 
 REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+SEQUENCE = {"type": "Sequence", "normalizers": [REPLACE]}
 REGEX = {"type": "Replace", "pattern": {"Regex": "(a|aa)+$"}, "content": ""}
 TABLE = base64.b64encode((4).to_bytes(4, "little") + bytes(4) + b"x" * 65).decode()
 TEMPLATE = {
@@ -177,27 +178,19 @@ TEMPLATE = {
 }
 
 
-def steps(*own: Tree) -> Tree:
-    return {"type": "Sequence", "normalizers": list(own)}
-
-
-def split(**pattern: str) -> Tree:
-    return {"type": "Split", "pattern": pattern}
-
-
 @pytest.mark.parametrize(
     ("part", "step", "reason"),
     [
         ("normalizer", REPLACE, "puts 2 characters where fewer were"),
-        ("normalizer", steps(*[{"type": "NFC"}] * 17), "17 steps, above 16"),
-        ("normalizer", steps(steps(REPLACE)), "puts 2 characters"),
+        ("normalizer", {**SEQUENCE, "normalizers": [{"type": "NFC"}] * 17}, "17 steps, above 16"),
+        ("normalizer", {**SEQUENCE, "normalizers": [SEQUENCE]}, "puts 2 characters"),
         ("normalizer", {"type": "Prepend", "prepend": "aaaaa"}, "puts in 5 characters, above 4"),
         ("normalizer", {"type": "Precompiled", "precompiled_charsmap": TABLE}, "to 65 bytes"),
         ("normalizer", {"type": "Unheard"}, "a step of type Unheard"),
         ("normalizer", REGEX, "not one of releases"),
-        ("pre_tokenizer", split(Regex="(a|aa)+$"), "one of releases"),
-        ("pre_tokenizer", split(Regex="a*a*a*a*b"), "one of releases"),
-        ("pre_tokenizer", split(String=""), "searches for nothing"),
+        ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}}, "one of releases"),
+        ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "a*a*a*a*b"}}, "one of releases"),
+        ("pre_tokenizer", {"type": "Split", "pattern": {"String": ""}}, "searches for nothing"),
         ("model", {"type": "WordPiece", "max_input_chars_per_word": 10**9}, "up to 1000000000"),
         ("model", {"type": "WordPiece", "continuing_subword_prefix": "#" * 99}, "puts in 99"),
         ("post_processor", TEMPLATE, "100000 pieces, above 16"),

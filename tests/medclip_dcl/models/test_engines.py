@@ -20,12 +20,6 @@ from medclip_dcl.core.errors import ConfigError
 from medclip_dcl.inference.predictor import Predictor, load
 from medclip_dcl.models import engines, settings
 from medclip_dcl.models.image_encoder import ImageEncoder
-from medclip_dcl.models.settings import (
-    EngineName,
-    ImageEncoderConfig,
-    InferenceConfig,
-    settle_inference,
-)
 from tests.support import forkserver
 from tests.support.published import publish
 
@@ -93,7 +87,7 @@ def test_openvino_answers_as_pytorch_in_float32_and_asks_no_network(count, packa
 
 
 @pytest.mark.parametrize("name", ["torch", "openvino"])
-def test_bfloat16_is_near_and_is_not_float32(name: EngineName, package: Path) -> None:
+def test_bfloat16_is_near_and_is_not_float32(name: settings.EngineName, package: Path) -> None:
     theirs = load(package, "cpu", name, "bfloat16")
     assert (theirs.engine.name, theirs.engine.precision) == (name, "bfloat16")
     assert 1e-5 < farthest(theirs, load(package, "cpu"), 2) < engines.TOLERANCE["bfloat16"]
@@ -107,7 +101,7 @@ def test_openvino_runs_a_vision_transformer(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(modeling_utils.logger, "warning_once", notices.append)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "patch_size": 8}
     tree = {"kind": "vit", "backbone": {"model_type": "dinov2", **sizes}, "input_px": 32}
-    encoder = ImageEncoder(ImageEncoderConfig.model_validate(tree)).eval()
+    encoder = ImageEncoder(settings.ImageEncoderConfig.model_validate(tree)).eval()
     cases = tuple((torch.linspace(-2, 2, n * 1024).view(n, 1, 32, 32),) for n in (2, 1))
     part = engines.Part(encoder, cases)
     runs = engines.load_openvino({"vit": part}, "float32", 2e-6, "", None)
@@ -211,9 +205,10 @@ def test_bfloat16_is_taken_where_it_is_faster_and_decisions_stay(
     asked, changed, device, multiplies, taken, monkeypatch
 ):
     monkeypatch.setattr(settings, "multiplies_bfloat16", lambda: multiplies)
-    inference = InferenceConfig.model_validate({"precision": asked})
-    assert settle_inference(inference, changed, device).precision == taken
-    assert settle_inference(inference).precision == ("float32" if asked == "auto" else asked)
+    inference = settings.InferenceConfig.model_validate({"precision": asked})
+    assert settings.settle_inference(inference, changed, device).precision == taken
+    at_first = "float32" if asked == "auto" else asked
+    assert settings.settle_inference(inference).precision == at_first
 
 
 def test_no_engine_keeps_an_id_of_this_machine_to_report_with(tmp_path: Path) -> None:

@@ -57,18 +57,13 @@ def settings(tree: dict[str, Any], **more: Any) -> ImageEncoderConfig:
     )
 
 
-def resnet(*widths: int, layer: str = "basic") -> ImageEncoderConfig:
-    sizes = {"depths": [1] * len(widths), "widths": widths, "layer": layer}
-    return ImageEncoderConfig.model_validate(sizes)
-
-
 @pytest.mark.parametrize(
     ("image", "input_px", "cells", "width"),
     [
-        (resnet(8, 8, 16), 128, 8, 16),
-        (resnet(8), 64, 16, 8),
-        (resnet(16, 32, layer="bottleneck"), 64, 8, 32),
-        (resnet(8, 8, 16), 100, 7, 16),
+        (tiny_model_config().image, 128, 8, 16),
+        (ImageEncoderConfig(depths=(1,), widths=(8,)), 64, 16, 8),
+        (BOTTLENECK, 64, 8, 32),
+        (tiny_model_config().image, 100, 7, 16),
         (settings(CONVNEXT), 64, 8, 16),
         (settings(SWIN), 64, 8, 16),
         (settings(DINO), 64, 4, 16),

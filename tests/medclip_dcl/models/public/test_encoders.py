@@ -69,13 +69,6 @@ def write_bert(folder: Path, **sizes: Any) -> hf.BertModel:
     return model
 
 
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bert")
-    write_bert(folder)
-    return folder
-
-
 def vit(px: int = PX, **more: Any) -> dict[str, Any]:
     return {"image": {"kind": "vit", "input_px": px, "pretrained": "given", **more}}
 
@@ -109,23 +102,24 @@ def cells(states: torch.Tensor, side: int) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["dinov2", "dinov3", "vit"])
 @pytest.mark.parametrize("px", [PX, 48], ids=["own size", "interpolated"])
 @torch.no_grad()
-def test_patches_and_the_pooled_state_are_transformers_own(folders, bert, name, px) -> None:
-    folder, model = folders[name]
-    begun, encoder = start(folder, bert, vit(px))
+def test_patches_and_the_pooled_state_are_transformers_own(folders, name, px) -> None:
+    (folder, model), (text, _) = folders[name], folders["roberta"]
+    begun, encoder = start(folder, text, vit(px))
     ours, theirs = images(px)
     more = {"interpolate_pos_encoding": True} if name == "vit" else {}
     states = model(theirs, **more).last_hidden_state
     close(encoder.image(ours), cells(states, px // PATCH))
     assert (encoder.image.grid(px), encoder.image.width) == (px // PATCH, 64)
     assert [mean for mean, _ in begun.settings.image.normalisation] == pytest.approx(CHANNEL_MEAN)
-    _, pooled = start(folder, bert, vit(px, regions="pooled"))
+    _, pooled = start(folder, text, vit(px, regions="pooled"))
     close(pooled.image(ours)[:, :, 0, 0], states[:, 0])
 
 
 @pytest.mark.parametrize("name", ["dinov2", "dinov3", "vit", "clip", "siglip"])
 @torch.no_grad()
-def test_a_bright_patch_is_the_peak_of_its_heatmap(folders, bert, name) -> None:
-    _, encoder = start(folders[name][0], bert, vit(48))  # 4 x 4 positions become 6 x 6
+def test_a_bright_patch_is_the_peak_of_its_heatmap(folders, name) -> None:
+    (folder, _), (text, _) = folders[name], folders["roberta"]
+    _, encoder = start(folder, text, vit(48))  # 4 x 4 positions become 6 x 6
     shades = torch.tensor([-2.0, 2.0]).view(2, 1, 1, 1).expand(2, 1, 48, 48)
     black, white = encoder.encode_images(shades)
     sentence = (white - black).mean(dim=(0, 1))  # brightness, wherever it is
@@ -185,8 +179,9 @@ def test_text_is_pooled_as_asked_and_cut_at_what_the_encoder_reads(folders, name
 
 
 @torch.no_grad()
-def test_a_sentence_encoder_says_how_it_pools_and_how_much_it_reads(bert, tmp_path) -> None:
-    folder = shutil.copytree(bert, tmp_path / "sentences")
+def test_a_sentence_encoder_says_how_it_pools_and_how_much_it_reads(tmp_path) -> None:
+    folder = tmp_path / "sentences"
+    model = write_bert(folder)
     (folder / "1_Pooling").mkdir()
     modes = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes))
@@ -194,8 +189,8 @@ def test_a_sentence_encoder_says_how_it_pools_and_how_much_it_reads(bert, tmp_pa
     begun, encoder = start(None, folder, {**RESNET, "text": {"pretrained": "given"}})
     assert (begun.settings.text.pooling, begun.settings.text.max_tokens) == ("mean", 9)
     ids, mask = tokens(begun)
-    states = hf.BertModel.from_pretrained(folder).eval()(ids, mask).last_hidden_state
-    close(encoder.text.pooled(ids, mask), pooled(states, mask, "mean"))
+    expected = pooled(model(ids, mask).last_hidden_state, mask, "mean")
+    close(encoder.text.pooled(ids, mask), expected)
 
 
 TIMM = {
@@ -258,31 +253,27 @@ def test_biomedclips_layout_gives_what_its_parts_give(tmp_path) -> None:
     assert float(encoder.gamma**2) == pytest.approx(math.exp(4.4), rel=1e-5)
 
 
-def test_heads_of_an_image_encoder_are_left_aside(folders, bert, tmp_path) -> None:
-    """What else is left over, or missing, is refused as by `adopt`."""
-    folder = shutil.copytree(folders["dinov2"][0], tmp_path / "head")
+def test_folders_that_do_not_suffice_are_named_and_heads_left_aside(folders, tmp_path) -> None:
+    (dinov2, _), (text, _) = folders["dinov2"], folders["roberta"]
+    folder = shutil.copytree(dinov2, tmp_path / "bare")
     state = load_file(folder / "model.safetensors") | {"classifier.weight": torch.zeros(2)}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    begun, encoder = start(folder, bert, vit())
+    begun, encoder = start(folder, text, vit())
     assert begun.fill(encoder)["image"].unexpected == ("classifier.weight", "embeddings.mask_token")
-
-
-def test_folders_that_do_not_suffice_are_named(folders, bert, tmp_path) -> None:
-    folder = shutil.copytree(folders["dinov2"][0], tmp_path / "bare")
     (folder / "preprocessor_config.json").unlink()
     with pytest.raises(
         CheckpointError, match=r"preprocessor_config.json; set model.image.normalisation"
     ):
-        start(folder, bert, vit())
-    begun, _ = start(folder, bert, vit(normalisation=[[0.5, 0.5]]))
+        start(folder, text, vit())
+    begun, _ = start(folder, text, vit(normalisation=[[0.5, 0.5]]))
     assert begun.settings.image.normalisation == ((0.5, 0.5),)
     with pytest.raises(ConfigError, match=r"36 is not a multiple of the 8 .* set 32 or 40"):
-        start(folders["dinov2"][0], bert, vit(36))
+        start(dinov2, text, vit(36))
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"no model.safetensors"):
-        start(folder, bert, vit(normalisation=[[0.5, 0.5]]))
+        start(folder, text, vit(normalisation=[[0.5, 0.5]]))
     with pytest.raises(CheckpointError, match="model_type dinov2, which is not a model of"):
-        start(None, folders["dinov2"][0], {"pretrained": "given"}, whole=True)
+        start(None, dinov2, {"pretrained": "given"}, whole=True)
 
 
 def test_a_hub_name_needs_the_commit_and_a_tokenizer_word_pieces(tmp_path, monkeypatch):
