@@ -1,6 +1,5 @@
 """Clients that send, read or ask so that others would find no room, on raw sockets."""
 
-import io
 import socket
 import time
 from collections.abc import Iterator
@@ -9,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tests.api.test_model_manager import until
+from tests.support.dicom import raster_bytes
 from tests.support.service import Service, png, running
-from tests.support.wire import KEY, Part, Request, exchange, form
+from tests.support.wire import BOUNDARY, KEY, Part, Request, form
 
 MEBIBYTE = 1 << 20
 BODY = 4 * MEBIBYTE
@@ -22,10 +21,9 @@ BODY = 4 * MEBIBYTE
 @pytest.fixture(scope="module")
 def guarded(published: Path, key_file: Path) -> Iterator[Service]:
     """A service with a key, and room for eight bodies."""
-    sizes = {"max_body_mb": 4, "max_bodies_mb": 32}
-    given = {"key_file": str(key_file), "body_deadline_s": 5}
-    given["constants"] = {"api.middleware:PIECE_S": 0.5, "api.launcher:_IDLE_S": 1}
-    with running(published, **given, **sizes) as service:
+    constants = {"api.middleware:PIECE_S": 0.5, "api.launcher:_IDLE_S": 1}
+    limits = {"max_body_mb": 4, "max_bodies_mb": 32, "body_deadline_s": 5}
+    with running(published, key_file=str(key_file), constants=constants, **limits) as service:
         yield service
 
 
@@ -74,17 +72,10 @@ def test_who_connects_and_says_nothing_is_let_go(guarded: Service) -> None:
         assert {wire.recv(1) for wire in wires} == {b""}
 
 
-@pytest.fixture(scope="module")
-def large_pixels() -> bytes:
-    """A request for an image of 15 MB of pixels that is small as a file."""
-    stream = io.BytesIO()
-    ramp = np.arange(3000, dtype=np.uint16)[:, None].repeat(2500, 1)
-    Image.fromarray(ramp).save(stream, "PNG")
-    request = Request("/pixels", body=form(Part("image", stream.getvalue(), "a.png")))
-    return request.encoded(KEY)
-
-
-def test_answers_that_nobody_reads_take_bounded_room(guarded: Service, large_pixels: bytes) -> None:
+def test_answers_that_nobody_reads_take_bounded_room(guarded: Service) -> None:
+    ramp = np.arange(3000, dtype=np.uint16)[:, None].repeat(2500, 1)  # 15 MB of pixels
+    image = Part("image", raster_bytes(ramp, "png"), "a.png")  # small as a file
+    large_pixels = Request("/pixels", body=form(image)).encoded(KEY)
     with ExitStack() as stack:
         for _ in range(6):
             wire = stack.enter_context(socket.socket())
@@ -98,17 +89,16 @@ def test_answers_that_nobody_reads_take_bounded_room(guarded: Service, large_pix
             )
         )
         assert classify(guarded) == 200
-    assert exchange(guarded.address, Request("/model", "GET").encoded(KEY)).status == 200
+    assert classify(guarded) == 200
 
 
 @pytest.mark.parametrize("size", [100, 3000, 100_000])
 def test_a_body_in_chunks_is_read(guarded: Service, size: int) -> None:
     body = form(Part("image", png(), "a.png"))
-    chunks = [body[at : at + size] for at in range(0, len(body), size)]
-    framed = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
-    headers = {"Content-Length": None, "Transfer-Encoding": "chunked"}
-    request = Request("/classify", body=framed + b"0\r\n\r\n", headers=headers)
-    assert exchange(guarded.address, request.encoded(KEY)).status == 200
+    chunks = (body[at : at + size] for at in range(0, len(body), size))
+    headers = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}", "X-API-Key": KEY}
+    with guarded.client(**headers) as client:
+        assert client.post("/classify", content=chunks).status_code == 200
 
 
 def test_strangers_that_ask_on_and_on_neither_hold_the_service_nor_fill_the_log(guarded):

@@ -20,12 +20,10 @@ from tests.support.tiny_models import random_images
 class Caller:
     """What the queues need to know of a request."""
 
-    def __init__(self, left_s: float = 30.0, gone: bool = False) -> None:
+    def __init__(self, left_s: float = 30.0) -> None:
         state = RequestState("id", deadline=time.monotonic() + left_s)
         self.scope = {"state": {"request": state}}
         self.left = asyncio.Event()
-        if gone:
-            self.left.set()
 
     async def is_disconnected(self) -> bool:
         return self.left.is_set()
@@ -94,10 +92,10 @@ def together(metrics: Metrics, *questions: tuple[object, ...]) -> list[object]:
     return asyncio.run(ask())
 
 
-def images_in_batches(metrics: Metrics) -> tuple[float, float]:
+def images_in_batches(metrics: Metrics) -> tuple[float | None, ...]:
     """Forward passes and images in them."""
-    get: Callable[[str], float | None] = metrics.registry.get_sample_value
-    return get("medclip_batch_images_count") or 0, get("medclip_batch_images_sum") or 0
+    names = ("medclip_batch_images_count", "medclip_batch_images_sum")
+    return tuple(metrics.registry.get_sample_value(name) for name in names)
 
 
 def test_images_share_forward_passes_and_equal_questions_are_answered_at_once_in_order() -> None:
@@ -280,10 +278,11 @@ def test_work_whose_deadline_passed_or_whose_caller_left_never_begins() -> None:
 
         long = asyncio.create_task(turns.run(Caller(), lambda: go.wait(10)))
         await asyncio.sleep(0.05)
-        for caller, code in ((Caller(left_s=0.05), "deadline"), (Caller(gone=True), "client_gone")):
+        leaving, gone = Caller(), Caller()
+        gone.left.set()
+        for caller, code in ((Caller(left_s=0.05), "deadline"), (gone, "client_gone")):
             with pytest.raises(ApiError, match=code):
                 await run("refused", caller)
-        leaving = Caller()
         left, after = run("left", leaving), run("after", Caller())
         await asyncio.sleep(0.02)
         leaving.left.set()

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import torch
 
 from api.errors import ApiError
 from api.questions import check_size
@@ -50,12 +49,6 @@ def doubtful_model(doubtful_folder: Path) -> Predictor:
 @pytest.fixture(scope="module")
 def predictor(published: Path) -> Predictor:
     return load(published / "model", "cpu")
-
-
-@pytest.fixture(scope="module")
-def regions(predictor: Predictor) -> torch.Tensor:
-    squares = [predictor.square(open_image(data)) for data in (*IMAGES, BEYOND)]
-    return predictor.embed_images(np.stack(squares))
 
 
 def files(*images: bytes) -> list[tuple[str, tuple[str, bytes]]]:
@@ -163,9 +156,9 @@ def test_metrics_count_images_and_scores_without_the_caller_s_words(http: httpx.
     assert "PHIWORD" not in http.get("/metrics").text
 
 
-def test_vectors_are_directions_of_mean_regions_and_those_of_sentences(client, predictor, regions):
+def test_vectors_are_directions_of_mean_regions_and_those_of_sentences(client, predictor):
     answer = client.post("/v1/embed", files=files(*IMAGES, BEYOND)).json()
-    expected = torch.nn.functional.normalize(regions.mean(dim=(1, 2)), dim=-1).numpy()
+    expected = predictor.encode([*IMAGES, BEYOND])
     assert np.asarray(answer["vectors"], np.float32) == pytest.approx(expected, abs=1e-6)
     assert answer["shape"] == [4, answer["dim"]] == list(expected.shape)
     assert [item["source"] for item in answer["images"]] == ["png", "png", "png", "dicom"]
@@ -181,11 +174,12 @@ def test_vectors_are_directions_of_mean_regions_and_those_of_sentences(client, p
     assert answer["images"] == []
 
 
-def test_regions_come_row_by_row_and_their_bytes_are_little_endian(client, regions):
+def test_regions_come_row_by_row_and_their_bytes_are_little_endian(client, predictor):
     fields = {"what": "regions", "format": "base64"}
     answer = client.post("/embed", files=files(*IMAGES, BEYOND), data=fields).json()
     sent = np.frombuffer(base64.b64decode(answer["base64"]), "<f4").reshape(answer["shape"])
-    assert sent == pytest.approx(regions.numpy(), abs=1e-6)
+    squares = [predictor.square(open_image(data)) for data in (*IMAGES, BEYOND)]
+    assert sent == pytest.approx(predictor.embed_images(np.stack(squares)).numpy(), abs=1e-6)
     fields["format"] = "json"
     same = client.post("/embed", files=files(*IMAGES, BEYOND), data=fields).json()["vectors"]
     assert np.asarray(same) == pytest.approx(sent, abs=1e-6)
@@ -237,17 +231,15 @@ def data_url(data: bytes) -> str:
 
 
 def test_openai_s_form_has_the_vectors_of_sentences_and_of_images_in_their_order(
-    client: httpx.Client, predictor: Predictor, regions: torch.Tensor
+    client: httpx.Client, predictor: Predictor
 ) -> None:
     asked = [SENTENCES[0], data_url(IMAGES[0]), SENTENCES[1], data_url(BEYOND)]
     tree = {"input": asked, "model": "any", "encoding_format": "base64"}
     answer = client.post("/v1/embeddings", json=tree).json()
     assert (answer["object"], answer["model"]) == ("list", predictor.digest)
     assert [item["index"] for item in answer["data"]] == [0, 1, 2, 3]
-    texts = predictor.embed_sentences(list(SENTENCES[:2])).numpy()
-    means = regions.mean(dim=(1, 2))
-    pictures = torch.nn.functional.normalize(means, dim=-1).numpy()
-    expected = [texts[0], pictures[0], texts[1], pictures[3]]
+    texts, pictures = predictor.encode_text(SENTENCES[:2]), predictor.encode([IMAGES[0], BEYOND])
+    expected = [texts[0], pictures[0], texts[1], pictures[1]]
     for item, vector in zip(answer["data"], expected, strict=True):
         read = np.frombuffer(base64.b64decode(item["embedding"]), "<f4")
         assert read == pytest.approx(vector, abs=1e-6)

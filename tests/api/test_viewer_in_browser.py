@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from tests.support.browser import AXE, Page, browsing, find_browser, serious_findings
-from tests.support.dicom import dicom_bytes, raster_bytes
+from tests.support.dicom import dicom_bytes
 from tests.support.service import Service, png, running
-from tests.support.tiny_models import random_images
 from tests.support.wire import KEY
 
 READY = """document.querySelectorAll('#findings button').length > 0
@@ -45,6 +44,13 @@ def image(tmp_path: Path) -> Path:
     path = tmp_path / "image.dcm"
     path.write_bytes(dicom_bytes(pixels, bits_stored=16))
     return path
+
+
+def images(folder: Path, count: int) -> list[Path]:
+    paths = [folder / f"image-{number}.png" for number in range(count)]
+    for number, path in enumerate(paths):
+        path.write_bytes(png((96, 64), seed=number))
+    return paths
 
 
 @pytest.fixture
@@ -146,17 +152,9 @@ def test_a_finding_says_what_it_means_and_where(shown: Page) -> None:
     assert shown.until("!document.querySelector('#meaning b') && meaning.textContent") == hint
 
 
-@pytest.fixture
-def like(tmp_path: Path) -> Path:
-    """An image within the range of the doubtful model."""
-    path = tmp_path / "like.png"
-    path.write_bytes(raster_bytes(random_images(1, seed=9)[0], "png"))
-    return path
-
-
-def test_what_does_not_decide_is_said_and_heads_stand_below_the_findings(page, doubtful, like):
+def test_what_does_not_decide_is_said_and_heads_stand_below_the_findings(page, doubtful, tmp_path):
     page.open(doubtful.url)
-    page.choose_file("#file", like)
+    page.choose_file("#file", *images(tmp_path, 1))
     page.until("document.querySelector('#findings .refused') !== null")
     marked = "[...document.querySelectorAll('#findings li')].map((item) => item.innerText)"
     effusion, pneumonia, *heads = page.js(marked)
@@ -179,7 +177,7 @@ def test_what_does_not_decide_is_said_and_heads_stand_below_the_findings(page, d
     assert page.js("document.querySelector('#findings form') === null")  # nor is there a map
 
 
-def test_an_image_out_of_range_has_a_banner_and_grey_bars(page, doubtful, image, like):
+def test_an_image_out_of_range_has_a_banner_and_grey_bars(page, doubtful, image, tmp_path):
     page.open(doubtful.url)
     page.choose_file("#file", image)
     said = page.until("!document.querySelector('#beyond').hidden && beyond.innerText")
@@ -190,7 +188,7 @@ def test_an_image_out_of_range_has_a_banner_and_grey_bars(page, doubtful, image,
     grey_bar = page.js(colour)
     assert "out of range" not in page.js("flags.innerText")
     assert not AXE.is_file() or serious_findings(page) == []
-    page.choose_file("#file", like)
+    page.choose_file("#file", *images(tmp_path, 1))  # within the range
     page.until("document.querySelector('#beyond').hidden && !findings.matches('.beyond, .busy')")
     page.js(f"{bar}.classList.add('present')")
     assert page.js(colour) != grey_bar
@@ -277,13 +275,6 @@ def test_every_control_can_be_reached_by_tab(shown: Page) -> None:
         outline = shown.js("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none" or shown.js("document.activeElement === document.body")
     assert {"open", "image", "reset", "phrase", "opacity", "tab-images", "BUTTON"} <= reached
-
-
-def images(folder: Path, count: int) -> list[Path]:
-    paths = [folder / f"image-{number}.png" for number in range(count)]
-    for number, path in enumerate(paths):
-        path.write_bytes(png((96, 64), seed=number))
-    return paths
 
 
 def test_a_worklist_is_gone_through_while_one_image_stays_pinned(page, keyed, tmp_path):

@@ -24,19 +24,11 @@ HARDENED = {
     "ipc": "none", "restart": "unless-stopped",
 }  # fmt: skip
 PINNED = re.compile(r"^([\w.-]+)==([\w.]+)", re.MULTILINE)
-
-
 COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
-
-
-def read_dockerfile() -> list[tuple[str, str]]:
-    """Instructions in order, continued lines joined, comments left out."""
-    text = re.sub(r"^#.*\n", "", (DOCKER / "Dockerfile").read_text(), flags=re.MULTILINE)
-    lines = [line for line in text.replace("\\\n", " ").splitlines() if line.strip()]
-    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in lines]
-
-
-DOCKERFILE = read_dockerfile()
+TEXT = re.sub(r"^#.*\n", "", (DOCKER / "Dockerfile").read_text(), flags=re.MULTILINE)
+LINES = TEXT.replace("\\\n", " ").splitlines()
+DOCKERFILE = [tuple(line.split(maxsplit=1)) for line in LINES if line.strip()]
+"""Instructions in order, continued lines joined, comments left out."""
 _, FROM = (index for index, (word, _) in enumerate(DOCKERFILE) if word == "FROM")
 LAST_STAGE = DOCKERFILE[FROM:]
 
