@@ -155,8 +155,8 @@ def test_every_failure_is_documented_with_its_status_code_and_line(document) -> 
             schema = answer["content"]["application/json"]["schema"]
             for code in schema["properties"]["code"]["enum"]:
                 codes.setdefault(path, set()).add(code)
-                known = {ERRORS.get(code), (IMAGE_STATUS.get(code, 422), REASONS.get(code))}
-                lines = [line for own, line in known - {None} if own == int(status)]
+                texts = {ERRORS.get(code), (IMAGE_STATUS.get(code, 422), REASONS.get(code))}
+                lines = [line for own, line in texts - {None} if own == int(status)]
                 assert any(f"`{code}`: {line}" in answer["description"] for line in lines), code
     assert len(codes) >= 9
     for path in ("/classify", "/ground", "/retrieve", "/pixels"):

@@ -109,13 +109,13 @@ def test_images_share_forward_passes_and_equal_questions_are_answered_at_once_in
 
     model, other = Cramped(), lambda regions, _: regions
     grey = [square(np.full((64, 64), image)) for image in images]
-    found = together(
+    answers = together(
         metrics, *((model, image, other if row == 4 else answer) for row, image in enumerate(grey))
     )
     assert images_in_batches(metrics) == (2, 11)  # eight, then three
     assert calls == [7, 3]
-    assert int(found.pop(4)) == 4
-    assert found == [(row, row) for row in range(11) if row != 4]
+    assert int(answers.pop(4)) == 4
+    assert answers == [(row, row) for row in range(11) if row != 4]
 
 
 def test_what_waits_is_counted_and_nothing_is_computed_for_the_late_and_the_gone() -> None:
@@ -166,8 +166,8 @@ BROKEN = Cramped(0, FAULT)
 def test_what_fails_is_told_to_its_askers_alone_and_less_is_tried_where_a_batch_does_not_fit(
     questions: list[tuple[Cramped, Callable[..., Any]]], outcomes: list[object]
 ) -> None:
-    found = together(Metrics(), *((model, square(), answer) for model, answer in questions))
-    assert [getattr(item, "code", item) for item in found] == outcomes
+    answers = together(Metrics(), *((model, square(), answer) for model, answer in questions))
+    assert [getattr(item, "code", item) for item in answers] == outcomes
 
 
 def test_late_and_cancelled_questions_of_a_batch_leave_the_others_alone() -> None:
@@ -211,12 +211,12 @@ def test_the_thread_of_the_model_outlives_a_loop_that_ended_and_ends_when_closed
         return {thread for thread in threading.enumerate() if thread.name == "model"}
 
     before, batches = of_models(), MicroBatcher(8, Metrics())
-    begun, go = threading.Event(), threading.Event()
+    has_begun, go = threading.Event(), threading.Event()
 
     async def leave() -> None:
-        work = batches.run(lambda: begun.set() or go.wait(10))
+        work = batches.run(lambda: has_begun.set() or go.wait(10))
         asyncio.ensure_future(work)  # noqa: RUF006 (nobody waits)
-        while not begun.is_set():
+        while not has_begun.is_set():
             await asyncio.sleep(0.01)
 
     async def ask() -> object:
@@ -236,11 +236,11 @@ def test_the_thread_of_the_model_outlives_a_loop_that_ended_and_ends_when_closed
 def test_two_models_share_no_forward_pass() -> None:
     image, metrics, predictor, other = square(), Metrics(), Cramped(), Cramped()
     models = (predictor, predictor, other, predictor)
-    found = together(
+    answers = together(
         metrics,
         *((item, image, lambda own, _, item=item: [id(item)] * len(own)) for item in models),
     )
-    assert found == [id(item) for item in models]
+    assert answers == [id(item) for item in models]
     assert images_in_batches(metrics) == (3, 4)
 
 
@@ -268,13 +268,13 @@ def test_one_piece_of_work_at_a_time_in_the_order_of_asking() -> None:
 
 
 def test_work_whose_deadline_passed_or_whose_caller_left_never_begins() -> None:
-    begun, go = [], threading.Event()
+    done, go = [], threading.Event()
 
     async def ask() -> None:
         turns = WorkerSlots("model", 1, Metrics())
 
         def run(name: str, caller: Caller) -> "asyncio.Future[None]":
-            return asyncio.ensure_future(turns.run(caller, lambda: begun.append(name)))
+            return asyncio.ensure_future(turns.run(caller, lambda: done.append(name)))
 
         long = asyncio.create_task(turns.run(Caller(), lambda: go.wait(10)))
         await asyncio.sleep(0.05)
@@ -288,7 +288,7 @@ def test_work_whose_deadline_passed_or_whose_caller_left_never_begins() -> None:
         leaving.left.set()
         with pytest.raises(ApiError):
             await asyncio.wait_for(left, 5)
-        assert begun == []  # who left has made no place
+        assert done == []  # who left has made no place
         go.set()
         await asyncio.gather(long, after)
         await run("next", Caller())
@@ -299,4 +299,4 @@ def test_work_whose_deadline_passed_or_whose_caller_left_never_begins() -> None:
             await run("gone", unseen)
 
     asyncio.run(ask())
-    assert begun == ["after", "next"]
+    assert done == ["after", "next"]

@@ -39,8 +39,8 @@ def test_of_lines_that_strangers_cause_the_first_are_written_and_the_others_coun
     monkeypatch.setattr("api.logging.log", lambda event, **facts: counted.append((event, facts)))
     stranger = record(LOGGER.name, "request", kind="request /x 401 unauthorized")
     malformed = record("uvicorn.error", "Invalid HTTP request received.")
-    known = record(LOGGER.name, "request", kind="")
-    for line, written in ((stranger, 10), (malformed, 10), (known, 50)):
+    with_key = record(LOGGER.name, "request", kind="")
+    for line, written in ((stranger, 10), (malformed, 10), (with_key, 50)):
         assert sum(repeats.filter(line) for _ in range(50)) == written
     assert counted == []
     repeats._since -= 11

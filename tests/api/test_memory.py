@@ -39,7 +39,7 @@ def count(mode: str) -> tuple[int, int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc alone is told")
 def test_large_blocks_are_reused_in_threads_until_they_are_given_back() -> None:
-    default, kept = count("default"), count("kept")
+    default, reused = count("default"), count("kept")
     assert default[0] > 8 * PAGES  # each block is mapped again
-    assert kept[0] < 2 * PAGES
-    assert kept[1] >= 60
+    assert reused[0] < 2 * PAGES
+    assert reused[1] >= 60

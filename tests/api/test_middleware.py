@@ -172,8 +172,8 @@ def test_a_body_up_to_the_limits_passes_and_another_is_refused_as_soon_as_it_bre
     pieces: list[Piece], headers: dict[str, str], settings: dict[str, float], status: int, code: str
 ) -> None:
     app = app_with(**settings)
-    found = ask(app, pieces, **headers)
-    assert (found[0], code.encode() in found[1]) == (status, True)
+    answer = ask(app, pieces, **headers)
+    assert (answer[0], code.encode() in answer[1]) == (status, True)
     assert ask(app, [bytes(2 << 20)]) == (200, str(2 << 20).encode())  # nothing is left behind
 
 
@@ -208,16 +208,16 @@ def test_a_form_that_takes_the_parser_too_long_is_refused(monkeypatch: pytest.Mo
 
 def test_a_question_has_a_place_from_its_last_byte_on_and_others_are_refused() -> None:
     app = app_with(queue=1)
-    found = together(
+    answers = together(
         converse(app, [b"a", 0.4, b"b"], "/wait"),  # sends while the third is inside
         converse(app, [b"a", 0.1, b"b"], "/count"),  # whole while the third is inside
         converse(app, [b"ab"], "/wait"),
         converse(app, [0.1, b"ab"], "/count"),  # its head comes while the third is inside
         converse(app, [], "/bytes/1", "GET"),
     )
-    assert [status for status, _ in found] == [200, 503, 200, 503, 200]
-    assert b"overloaded" in found[1][1]
-    assert b"overloaded" in found[3][1]
+    assert [status for status, _ in answers] == [200, 503, 200, 503, 200]
+    assert b"overloaded" in answers[1][1]
+    assert b"overloaded" in answers[3][1]
     assert ask(app, [b"abc"]) == (200, b"3")
 
     async def late() -> list[Message]:
@@ -231,12 +231,12 @@ def test_who_stalls_or_reads_too_slowly_makes_room_for_others(monkeypatch) -> No
     monkeypatch.setattr(middleware, "_SAFE_S", 0.05)
     app, most = app_with(queue=2), bytes(6 << 20)
     stalled = converse(app, [most, 5.0, b"x"], "/count")
-    found = together(stalled, converse(app, [0.2, most], "/count"))
-    assert [status for status, _ in found] == [503, 200]
+    answers = together(stalled, converse(app, [0.2, most], "/count"))
+    assert [status for status, _ in answers] == [503, 200]
     app, large = app_with(max_bodies_mb=1), bytes(900 << 10)
     slow = converse(app, [], LARGE, "GET", read_s=5.0)
-    found = together(slow, converse(app, [0.3, large], "/count"))
-    assert [len(found[0][1]), found[1][0]] == [PIECE, 200]
+    answers = together(slow, converse(app, [0.3, large], "/count"))
+    assert [len(answers[0][1]), answers[1][0]] == [PIECE, 200]
 
 
 def test_an_answer_leaves_in_pieces_and_takes_room_until_it_is_read() -> None:
@@ -251,18 +251,18 @@ def test_a_reader_that_stops_is_cut_and_one_that_goes_on_is_not(monkeypatch, cap
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(middleware, "PIECE_S", 0.3)
     app = app_with()
-    found = together(*(converse(app, [], LARGE, "GET", read_s=pause) for pause in (0.1, 2.0)))
-    assert [len(body) for _, body in found] == [SIZE, PIECE]
+    answers = together(*(converse(app, [], LARGE, "GET", read_s=pause) for pause in (0.1, 2.0)))
+    assert [len(body) for _, body in answers] == [SIZE, PIECE]
     codes = [vars(record)["facts"].get("code") for record in caplog.records]
     assert sorted(codes, key=str) == [None, "client_gone"]
 
 
 def test_places_are_given_back_after_faults_and_an_image_that_took_too_long_is_no_busy_model():
     app = app_with()
-    for path, code, said in (("/fault", 500, "internal"), ("/image", 422, REASONS["deadline"])):
+    for path, code, words in (("/fault", 500, "internal"), ("/image", 422, REASONS["deadline"])):
         for _ in range(3):
             status, body = ask(app, [b"a"], path=path)
-            assert (status, said in body.decode()) == (code, True)
+            assert (status, words in body.decode()) == (code, True)
             assert b"secret" not in body
     assert ask(app, [b"abc"]) == (200, b"3")
 
@@ -279,8 +279,8 @@ def test_an_id_is_the_clients_where_it_is_one_plain_word() -> None:
     def id_of(*given: str) -> str:
         asked = [("x-request-id", value) for value in given]
         sent = exchange(app_with(), [b"abc"], "/count", headers=asked)
-        (found,) = (value for name, value in headers_of(sent) if name == "x-request-id")
-        return found
+        (number,) = (value for name, value in headers_of(sent) if name == "x-request-id")
+        return number
 
     for word in ("scan-7_b.C", "a" * 64):
         assert id_of(word) == word

@@ -114,8 +114,8 @@ def put(new: Path, folder: Path, part: str) -> None:
 
 def of_other_features(folder: Path) -> None:
     """Publish a model whose range is of other features than images have."""
-    known = random_range()
-    short = known.model_copy(update={"mean": (0.0,), "precision": ((1.0,),)})
+    fitted = random_range()
+    short = fitted.model_copy(update={"mean": (0.0,), "precision": ((1.0,),)})
     publish(folder, seed=2, known=short)
 
 

@@ -86,8 +86,8 @@ def grey(page: Page, across: float, down: float) -> int:
 def facts(page: Page) -> tuple[int, int, int]:
     """Centre, width and zoom as the page shows them."""
     page.js("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    found = re.search(r"C (-?\d+) W (\d+) · (\d+) %", page.js("facts.textContent"))
-    return int(found[1]), int(found[2]), int(found[3])
+    shown = re.search(r"C (-?\d+) W (\d+) · (\d+) %", page.js("facts.textContent"))
+    return int(shown[1]), int(shown[2]), int(shown[3])
 
 
 def test_a_dropped_image_is_shown_with_findings_and_cases_and_nothing_is_asked_elsewhere(
@@ -138,9 +138,9 @@ def test_a_finding_says_what_it_means_and_where(shown: Page) -> None:
     hint = shown.js("meaning.textContent")
     shown.until("document.querySelector('#about-model').textContent")
     shown.hover(*shown.middle("#findings button"))
-    said = shown.until("document.querySelector('#meaning b') && meaning.textContent")
-    assert "against" in said
-    assert "No probability" in said
+    text = shown.until("document.querySelector('#meaning b') && meaning.textContent")
+    assert "against" in text
+    assert "No probability" in text
     plain = shown.js(PICTURE)
     shown.click("#findings button")
     assert shown.js("document.querySelector('#findings button').ariaPressed") == "true"
@@ -161,8 +161,8 @@ def test_what_does_not_decide_is_said_and_heads_stand_below_the_findings(page, d
     assert "do not rely on it" in effusion
     assert "do not rely on it" not in pneumonia
     page.hover(*page.middle("#findings button"))
-    said = page.until("document.querySelector('#meaning b') && meaning.textContent")
-    assert "No probability: no decision." in said
+    text = page.until("document.querySelector('#meaning b') && meaning.textContent")
+    assert "No probability: no decision." in text
     assert not AXE.is_file() or serious_findings(page) == []
     assert [text.split("\n")[0] for text in heads] == ["tuberculosis (head)", "tube (head)"]
     # Logistic functions of the margin 0.5 and of the threshold 0.
@@ -171,8 +171,8 @@ def test_what_does_not_decide_is_said_and_heads_stand_below_the_findings(page, d
         (4, "not decided (threshold 0.50). No probability: upside down."),
     ):
         page.hover(*page.middle(f"#findings li:nth-child({row}) button"))
-        said = page.js("meaning.textContent")
-        assert f" 0.62: a linear head, fitted to labels; {words}" in said
+        text = page.js("meaning.textContent")
+        assert f" 0.62: a linear head, fitted to labels; {words}" in text
         page.js(f"document.querySelector('#findings li:nth-child({row}) button').click()")
     assert page.js("document.querySelector('#findings form') === null")  # nor is there a map
 
@@ -180,8 +180,8 @@ def test_what_does_not_decide_is_said_and_heads_stand_below_the_findings(page, d
 def test_an_image_out_of_range_has_a_banner_and_grey_bars(page, doubtful, image, tmp_path):
     page.open(doubtful.url)
     page.choose_file("#file", image)
-    said = page.until("!document.querySelector('#beyond').hidden && beyond.innerText")
-    assert "unlike those that the model was trained on" in said
+    text = page.until("!document.querySelector('#beyond').hidden && beyond.innerText")
+    assert "unlike those that the model was trained on" in text
     bar = "document.querySelector('#findings li:nth-child(2) .bar')"  # the first was refused
     colour = f"getComputedStyle({bar}.querySelector('i')).backgroundColor"
     page.js(f"{bar}.classList.add('present')")
@@ -200,8 +200,8 @@ def test_a_phrase_is_shown_where_it_is_answered(shown: Page) -> None:
     plain = shown.js(PICTURE)
     shown.type("left pleural effusion")
     shown.key("Enter")
-    said = shown.until("peak.textContent")
-    assert re.fullmatch(r"Best score -?\d\.\d{3} at x \d+, y \d+ px\.", said)
+    text = shown.until("peak.textContent")
+    assert re.fullmatch(r"Best score -?\d\.\d{3} at x \d+, y \d+ px\.", text)
     assert shown.js(PICTURE) != plain
 
 
@@ -237,8 +237,8 @@ def test_a_refused_file_is_named_and_the_image_stays(shown: Page, tmp_path: Path
     bad = tmp_path / "JaneDoe.png"
     bad.write_bytes(png()[:60])
     shown.choose_file("#file", bad)
-    said = shown.until("document.querySelector('#status.shown')?.textContent")
-    assert "corrupt" in said
+    text = shown.until("document.querySelector('#status.shown')?.textContent")
+    assert "corrupt" in text
     assert shown.js(PICTURE) == before
 
 

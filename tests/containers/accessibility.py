@@ -31,10 +31,10 @@ def main(names: list[str]) -> int:
     with browsing(binary) as browser:
         for number, path in enumerate(pages):
             browser.open(path.resolve().as_uri(), dark=bool(number % 2))
-            found = serious_findings(browser)
+            serious = serious_findings(browser)
             browser.js("localStorage.clear()")  # where the site keeps the theme
-            wrong += len(found)
-            for line in dict.fromkeys(found):
+            wrong += len(serious)
+            for line in dict.fromkeys(serious):
                 print(f"{path}: {line}")
     print(f"accessibility: {len(pages)} pages, {wrong} serious findings")
     return int(wrong > 0)

@@ -30,9 +30,9 @@ _IMAGE = "medclip-dcl:0.1.0-cpu"
 
 def blocks() -> dict[str, str]:
     """The page's commands that are run, named by what stands in bold or first before them."""
-    found = re.findall(r"([^\n]+)\n\n```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    lines = re.findall(r"([^\n]+)\n\n```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
     named = {}
-    for line, block in found:
+    for line, block in lines:
         bold = re.match(r"\*\*(.+?)\.\*\*", line)
         named[bold[1] if bold else " ".join(re.findall(r"\w+", line)[:2])] = block
     return named
@@ -47,18 +47,18 @@ class Checks:
         self._engine, self._page = engine, blocks()
         self._started = time.monotonic()
 
-    def that(self, name: str, holds: bool, found: object = "") -> None:
+    def that(self, name: str, holds: bool, value: object = "") -> None:
         """Note whether something holds."""
         self.passed += holds
         self.failed += not holds
         word = "ok  " if holds else "FAIL"
         seconds = time.monotonic() - self._started
-        print(f"{word} {self._engine.name:6} {seconds:4.0f} s  {name}: {found}", flush=True)
+        print(f"{word} {self._engine.name:6} {seconds:4.0f} s  {name}: {value}", flush=True)
 
-    def equal(self, name: str, found: object, expected: object) -> None:
+    def equal(self, name: str, value: object, expected: object) -> None:
         """Note whether two values are equal."""
-        shown = found if found == expected else f"{found}, expected {expected}"
-        self.that(name, found == expected, shown)
+        shown = value if value == expected else f"{value}, expected {expected}"
+        self.that(name, value == expected, shown)
 
     def run(self, *, full: bool) -> None:
         """Go through the page from start to stop, and check what it says on the way."""
@@ -111,8 +111,8 @@ class Checks:
             "/retrieve": {"target": "text"},
         }
         for path, fields in fields_of.items():
-            found = [self._ask(headers, path, fields).status_code for headers in ({}, self._keyed)]
-            self.equal(f"{path} without and with key", found, [401, 200])
+            codes = [self._ask(headers, path, fields).status_code for headers in ({}, self._keyed)]
+            self.equal(f"{path} without and with key", codes, [401, 200])
 
     def _image(self) -> None:
         size = int(self._engine.inspect(_IMAGE, "{{.Size}}")) / 1e9
@@ -141,9 +141,9 @@ class Checks:
         for service, user in (("cpu", "10001"), ("proxy", "101")):
             self.equal(f"{service}: user", inside(service, "id -u"), user)
             status = inside(service, "cat /proc/1/status")
-            found = dict(re.findall(r"^(CapBnd|NoNewPrivs|Seccomp):\s+(\w+)$", status, re.M))
+            privileges = dict(re.findall(r"^(CapBnd|NoNewPrivs|Seccomp):\s+(\w+)$", status, re.M))
             expected = {"CapBnd": "0" * 16, "NoNewPrivs": "1", "Seccomp": "2"}
-            self.equal(f"{service}: privileges", found, expected)
+            self.equal(f"{service}: privileges", privileges, expected)
             # /dev/mqueue holds messages between processes, no files.
             command = "find / -type d -writable ! -path '/proc/*' ! -path '/tmp/*' 2>/dev/null"
             command += " | grep -v ^/dev/mqueue"
@@ -188,8 +188,8 @@ class Checks:
         self._do("Exchange keys")
         new = (self._engine.tree / "docker/secrets/api_key").read_text().split()[-1]
         credentials = ({"Authorization": f"Bearer {new}"}, self._keyed)
-        found = [self._ask(headers).status_code for headers in credentials]
-        self.equal("page: new key and old one after a rename", found, [200, 200])
+        codes = [self._ask(headers).status_code for headers in credentials]
+        self.equal("page: new key and old one after a rename", codes, [200, 200])
 
     def _publishing(self) -> None:
         """Publish as the page says, and as a job does, while somebody asks."""
@@ -245,8 +245,8 @@ class Checks:
         counts = [log.count('"/ready"') for log in logs]
         self.that("replicas that answer", min(counts) > 0, counts)
         self._engine.shell(f"docker stop -t 5 {replicas[-1]}")
-        found = [ask("GET", "/ready").status_code for _ in range(20)]
-        self.equal("requests with a replica gone", found, [200] * 20)
+        codes = [ask("GET", "/ready").status_code for _ in range(20)]
+        self.equal("requests with a replica gone", codes, [200] * 20)
         self._engine.shell("docker compose up --detach --wait --no-recreate --scale cpu=1")
         until_answered("/ready", 30)
 
@@ -297,8 +297,8 @@ class Checks:
             uploads = [threads.submit(*upload) for _ in range(12)]
             time.sleep(2)
             self._engine.shell("docker compose stop cpu")
-            found = [item.result() for item in uploads]
-        self.equal("uploads under way at SIGTERM", found, [200] * 12)
+            codes = [item.result() for item in uploads]
+        self.equal("uploads under way at SIGTERM", codes, [200] * 12)
         code = self._engine.inspect(container, "{{.State.ExitCode}}")
         self.equal("exit after SIGTERM", code, "0")
         self._engine.shell("docker compose start cpu")
@@ -310,8 +310,8 @@ class Checks:
         self._engine.shell(f"ENGINE=openvino {up}")
         self.that("ready with ENGINE=openvino", until_answered("/ready", 120))
         answer = self._ask(self._keyed)
-        found = answer.json().get("engine") if answer.status_code == 200 else answer.text[:60]
-        self.equal("an answer with ENGINE=openvino", found, "openvino")
+        engine = answer.json().get("engine") if answer.status_code == 200 else answer.text[:60]
+        self.equal("an answer with ENGINE=openvino", engine, "openvino")
         size = int(self._engine.inspect(_IMAGE, "{{.Size}}")) / 1e9
         self.figures["image_with_openvino_gb"] = size
         self._engine.shell(up)

@@ -20,10 +20,10 @@ EXPRESSIONS += [rule["expr"] for rule in ALERTS["rules"]]
 
 def test_every_metric_that_is_asked_for_exists() -> None:
     ends = ("", "_total", "_bucket", "_sum", "_count")
-    known = {family.name + end for family in Metrics().registry.collect() for end in ends}
+    existing = {family.name + end for family in Metrics().registry.collect() for end in ends}
     asked = {name for text in EXPRESSIONS for name in re.findall(r"medclip_\w+", text)}
     assert len(asked) > 8
-    assert asked <= known
+    assert asked <= existing
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

@@ -148,8 +148,8 @@ def test_what_is_not_listed_is_not_fetched_and_what_differs_is_refused(tmp_path:
     assert fetch() != 0
     listed.write_text(f"{digest}  model/text/config.json\n")
     assert fetch() == 0
-    found = [path for path in (tmp_path / "published").rglob("*") if path.is_file()]
-    assert found == [tmp_path / "published/model/text/config.json"]
+    fetched = [path for path in (tmp_path / "published").rglob("*") if path.is_file()]
+    assert fetched == [tmp_path / "published/model/text/config.json"]
     (tmp_path / "from/model/text/config.json").write_text("other")
     assert fetch() != 0
 

@@ -32,9 +32,9 @@ def test_systemd_knows_every_line(tmp_path: Path) -> None:
 def test_the_unit_is_rated_as_closed() -> None:
     unit = SYSTEMD / "medclip.service"
     done = ended(["systemd-analyze", "security", "--offline=yes", unit])
-    found = re.search(r"exposure level for medclip.service: ([\d.]+)", done.stdout)
-    assert found is not None, done.stderr
-    assert float(found[1]) <= WORST_RATING
+    rating = re.search(r"exposure level for medclip.service: ([\d.]+)", done.stdout)
+    assert rating is not None, done.stderr
+    assert float(rating[1]) <= WORST_RATING
 
 
 def test_settings_of_the_page_are_settings_and_it_gets_the_time_that_it_needs() -> None:
