@@ -6,8 +6,10 @@ import os
 import shutil
 import stat
 from collections.abc import Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -177,15 +179,10 @@ def settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> artifact.Artifac
 
 def hashed_files(made: artifact.Artifact, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files that opening an artifact hashes."""
-    names: list[str] = []
-
-    def sha256(file: Path) -> str:
-        names.append(file.name)
-        return sha256_file(file)
-
+    sha256 = Mock(side_effect=sha256_file)
     monkeypatch.setattr(artifact, "sha256_file", sha256)
     open_artifact(made.path, ARTIFACT)
-    return names
+    return [call.args[0].name for call in sha256.call_args_list]
 
 
 def test_a_file_is_hashed_once_and_again_after_a_copy_or_a_change(settled, tmp_path, monkeypatch):
@@ -344,17 +341,11 @@ def test_a_costly_draft_of_another_recipe_or_format_is_refused_by_name_and_kept(
 @pytest.mark.parametrize("spared", [0, 2, 4, 6])
 def test_a_disk_that_fails_is_named_and_spares_what_was_there(tmp_path, monkeypatch, fault, spared):
     old = make(tmp_path / "thing", text="old")
-    fsync, calls = os.fsync, iter(range(100))
-
-    def fails(handle: int) -> None:
-        if next(calls) >= spared:
-            raise OSError(fault, os.strerror(fault))
-        fsync(handle)
-
-    monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(ArtifactUnwritable, match=os.strerror(fault)):
-        make(tmp_path / "thing", text="new", a=1)
-    monkeypatch.setattr(os, "fsync", fsync)
+    faults = chain([None] * spared, repeat(OSError(fault, os.strerror(fault))))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", Mock(side_effect=faults))
+        with pytest.raises(ArtifactUnwritable, match=os.strerror(fault)):
+            make(tmp_path / "thing", text="new", a=1)
     assert open_artifact(tmp_path / "thing", ARTIFACT) == old
     assert make(tmp_path / "thing", text="new", a=1).fingerprint["settings"] == {"a": 1}
 

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -26,19 +27,13 @@ def test_written_file_has_the_mode_that_the_umask_leaves(tmp_path, umask, mode):
 
 def test_failed_write_leaves_the_old_content(tmp_path, monkeypatch):
     files.write_bytes(tmp_path / "a", b"old")
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    def refuse(_: Path) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(ArtifactUnwritable, match="/a could not be written: No space"):
         files.write_bytes(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-    monkeypatch.setattr(Path, "unlink", refuse)  # what failed first is what is said
+    refused = Mock(side_effect=OSError(5, "Input/output error"))
+    monkeypatch.setattr(Path, "unlink", refused)  # what failed first is what is said
     with (
         pytest.raises(ArtifactUnwritable, match="model could not be written: No space"),
         files.disk_faults_named(tmp_path / "model"),

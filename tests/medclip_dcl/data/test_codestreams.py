@@ -1,5 +1,6 @@
 """Streams: sizes as the encoders wrote them; what a decoder made up is told from what is there."""
 
+import struct
 from itertools import product
 
 import imagecodecs
@@ -67,13 +68,8 @@ def test_no_cut_hides_behind_mid_grey_fill_bytes_or_an_interval_of_no_restarts()
 # Streams made by hand, byte by byte
 
 
-def frame_header(rows: int = 31, columns: int = 47, components: int = 1) -> bytes:
-    """SOF0: length, precision, size, and three bytes for each component (T.81, B.2.2)."""
-    size = rows.to_bytes(2, "big") + columns.to_bytes(2, "big")
-    length = (8 + 3 * components).to_bytes(2, "big")
-    return b"\xff\xc0" + length + b"\x08" + size + bytes([components]) + b"\1\x11\0" * components
-
-
+# SOF0: length, precision, size, and three bytes for its component (T.81, B.2.2)
+FRAME = b"\xff\xc0\x00\x0b\x08" + struct.pack(">HH", 31, 47) + b"\1\1\x11\0"
 LOSSLESS = bytes(imagecodecs.ljpeg_encode(ramp(31, 47), bitspersample=12))
 START, COMMENT, SCAN = b"\xff\xd8", b"\xff\xfe\x00\x05abc", b"\xff\xda\x00\x02"
 
@@ -83,21 +79,21 @@ START, COMMENT, SCAN = b"\xff\xd8", b"\xff\xfe\x00\x05abc", b"\xff\xda\x00\x02"
     [b"", COMMENT, b"\xff" * 60_000, b"\xff\x01", b"\xff\xd0\xff\xd7", COMMENT * 999, b"junk\0"],
 )
 def test_a_jpeg_frame_is_found_behind_other_segments(before: bytes) -> None:
-    assert read_jpeg(START + before + frame_header()) == Frame(31, 47, 1, 8, "dct")
+    assert read_jpeg(START + before + FRAME) == Frame(31, 47, 1, 8, "dct")
 
 
 @pytest.mark.parametrize(
     ("stream", "fault"),
     [
-        (START + COMMENT * 1000 + frame_header(), "more than 1000 segments"),
-        (START + SCAN + frame_header(), "no JPEG frame header"),
-        (START + END + frame_header(), "no JPEG frame header"),
-        (START + b"\xff" * 2**16 + frame_header(), "no JPEG frame header"),
-        (b"\xff\xd9" + frame_header(), "does not start"),
+        (START + COMMENT * 1000 + FRAME, "more than 1000 segments"),
+        (START + SCAN + FRAME, "no JPEG frame header"),
+        (START + END + FRAME, "no JPEG frame header"),
+        (START + b"\xff" * 2**16 + FRAME, "no JPEG frame header"),
+        (b"\xff\xd9" + FRAME, "does not start"),
         (b"", "does not start"),
-        (START + frame_header()[:9], "ends in its frame header"),
-        (START + frame_header().replace(b"\x0b", b"\x0c"), "another length"),
-        (START + frame_header() + SCAN * 101, "more than 100 scans"),
+        (START + FRAME[:9], "ends in its frame header"),
+        (START + FRAME.replace(b"\x0b", b"\x0c"), "another length"),
+        (START + FRAME + SCAN * 101, "more than 100 scans"),
         (LOSSLESS.replace(b"\xff\xc4", b"\xff\xe4"), "no Huffman codes"),
     ],
 )

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import imagecodecs
 import numpy as np
@@ -150,10 +151,7 @@ def test_every_orientation_is_turned_as_pillow_does(orientation: int) -> None:
     ],
 )
 def test_no_refusal_shows_the_name_of_a_class(fault, monkeypatch):
-    def break_down(*_: object) -> None:
-        raise fault
-
-    monkeypatch.setattr(decode_worker, "read_dicom", break_down)
+    monkeypatch.setattr(decode_worker, "read_dicom", Mock(side_effect=fault))
     with pytest.raises(ImageError) as refused:
         decode_worker.read_image(dicom_bytes(ramp()), CONFIG)
     require_plain(refused.value)
@@ -272,16 +270,11 @@ def test_a_package_that_was_removed_is_named_and_no_image_s_fault(monkeypatch) -
 
 
 def test_image_on_which_two_workers_die_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def die(*_: object) -> None:
-        asked.append(1)
-        raise images._WorkerDied("worker_died", "the decode worker died on this image")
-
-    monkeypatch.setattr(images._Worker, "ask", die)
+    ask = Mock(side_effect=images._WorkerDied("worker_died", "died on this image"))
+    monkeypatch.setattr(images._Worker, "ask", ask)
     with images.Decoder(CONFIG, 1) as decoder, pytest.raises(ImageError, match=r"^worker_died"):
         decoder.open(dicom_bytes(ramp()))
-    assert len(asked) == 2
+    assert ask.call_count == 2
 
 
 def test_memory_beyond_the_cap_is_refused_and_the_worker_lives_on() -> None:

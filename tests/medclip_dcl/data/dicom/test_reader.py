@@ -260,9 +260,8 @@ def bits_of(image: np.ndarray) -> int:
         (ramp().astype(np.int16), 16, 0, 12, ramp()),
     ],
 )
-def test_where_header_and_stream_disagree_the_streams_sign_and_bits_count(
-    samples, precision, sign, stored, expected
-):
+def test_sign_and_bits_are_the_stream_s_own(samples, precision, sign, stored, expected) -> None:
+    """Where the header says something else."""
     tags = {"PixelRepresentation": sign, "BitsStored": stored, "HighBit": stored - 1}
     file = dicom_bytes(ramp(), syntax=dicom.J2K, frame=jpeg2000(samples, precision), **tags)
     assert np.abs(open_image(file).pixels.astype(int) - scaled(expected)).max() <= 1

@@ -8,6 +8,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import datasets
 import numpy as np
@@ -95,10 +96,7 @@ def read(work: Path, root: Path, **changes: Any) -> tuple[Source, Path]:
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """No connection, and no image opened outside the gate either."""
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("a socket or an image was opened")
-
+    refuse = Mock(side_effect=AssertionError("a socket or an image was opened"))
     monkeypatch.setattr("PIL.Image.open", refuse)
     for name in ("connect", "connect_ex", "bind"):
         monkeypatch.setattr(socket.socket, name, refuse)
@@ -164,14 +162,10 @@ def test_splits_are_mapped_or_left_out_and_a_config_of_several_is_named(tmp_path
         (errno.EISDIR, "cache", StudyError),
     ],
 )
-def test_a_full_disk_is_not_taken_for_a_dataset_that_cannot_be_read(
-    tmp_path, monkeypatch, number, file, expected
-):
-    def load(*_: object, **__: object) -> None:
-        raise OSError(number, "of the disk", str(tmp_path / file) if file else None)
-
+def test_a_full_disk_is_no_fault_of_a_dataset(tmp_path, monkeypatch, number, file, expected):
     (tmp_path / "set").mkdir()
-    monkeypatch.setattr(datasets, "load_dataset_builder", load)
+    fault = OSError(number, "of the disk", str(tmp_path / file) if file else None)
+    monkeypatch.setattr(datasets, "load_dataset_builder", Mock(side_effect=fault))
     with pytest.raises(expected):
         read(tmp_path / "work", tmp_path / "set")
 
@@ -299,10 +293,7 @@ def test_terms_are_accepted_and_a_full_disk_is_no_fault_of_the_hub(tmp_path, hub
     source, _ = read(tmp_path / "work", tmp_path / "set", name=name)
     assert len(source.raw.images) == 6
     assert "hf_mine" not in json.dumps(source.inputs | source.raw.card)
-
-    def full(*_: Any, **_more: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr("huggingface_hub.snapshot_download", full)
     with pytest.raises(ArtifactUnwritable, match="other could not be written: No space"):
         read(tmp_path / "work", tmp_path / "other", name=name)

@@ -122,30 +122,26 @@ def test_all_that_is_not_a_label_is_counted_without_being_printed(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("mapped", "names", "words"),
+    ("mapped", "names", "table", "words"),
     [
-        ({"Edema": "edema"}, {}, r"no column \['edema'\]"),
-        ("l", {"Edema": ["oedema"]}, r"no name of \['Edema'\] in any row"),
-        ("l", {}, r"no name of \['Atelectasis'"),
+        ({"Edema": "edema"}, {}, "", r"no column \['edema'\]"),
+        ("l", {"Edema": ["oedema"]}, "", r"no name of \['Edema'\] in any row"),
+        ("l", {}, "", r"no name of \['Atelectasis'"),
+        (
+            None,
+            {},
+            "study_id,Edema\nS1,1\nS2,1\n",
+            "2 rows, .* 0 have a .*; 2 of 2 would .* case",
+        ),
+        (None, {}, "study_id,Edema\nx_a,1\ny,1\n", r"0 have .* 'study_id'; set source\.label_id"),
+        (None, {}, "study_id,oedema\ns1,1\n", r"findings, only \['study_id', 'oedema'\]"),
     ],
 )
-def test_a_column_that_names_no_finding_is_refused(tmp_path, mapped, names, words):
-    with pytest.raises(StudyError, match=words):
-        labels_of(tmp_path, {"l": list("abcd")}, mapped, label_names=names)
-
-
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ("study_id,Edema\nS1,1\nS2,1\n", "2 rows, of which 0 have a study.*; 2 of 2 would .* case"),
-        ("study_id,Edema\nx_a,1\ny,1\n", r"0 have a .* in column 'study_id'; set source\.label_id"),
-        ("study_id,oedema\ns1,1\n", r"findings, only \['study_id', 'oedema'\]"),
-    ],
-)
-def test_a_table_that_joins_nothing_is_refused_with_what_would(tmp_path, table, words):
+def test_labels_of_no_finding_or_of_no_study_are_refused(tmp_path, mapped, names, table, words):
     (tmp_path / "l.csv").write_text(table)
+    own_table = {"labels": "l.csv"} if table else {}
     with pytest.raises(StudyError, match=words):
-        labels_of(tmp_path, {}, None, labels="l.csv")
+        labels_of(tmp_path, {"l": list("abcd")}, mapped, label_names=names, **own_table)
 
 
 def test_a_source_names_its_own_findings_and_names_are_of_one_or_several(tmp_path):
@@ -194,6 +190,11 @@ e,4.png,-1,0
 """
 SHORT = "{finding} in the chest X-ray"
 LONG = {"present": "There is a {finding}.", "absent": "There is no {finding}."}
+FAULTY = (
+    "a chest X-ray",
+    {"absent": "No {finding}."},
+    {"present": "{finding}", "absent": "none"},
+)
 
 
 def source(root: Path, template: Any, **changes: Any) -> SourceConfig:
@@ -232,19 +233,18 @@ def test_sentences_claim_what_they_were_made_of_whatever_a_labeler_knows(tmp_pat
     assert claims[text_key("Normal lungs.")].normal
 
 
-@pytest.mark.parametrize("template", ["a chest X-ray", {"absent": "No {finding}."},
-                                      {"present": "{finding}", "absent": "none"}])  # fmt: skip
-def test_a_template_without_its_finding_is_refused(template, tmp_path):
-    with pytest.raises(ValidationError, match=r"needs \{finding\}"):
-        source(tmp_path, template)
-
-
-def test_a_template_needs_labels_and_no_reports(tmp_path):
-    columns = {"subject_id": "patient", "path": "file"}
-    with pytest.raises(ConfigError, match="makes reports of labels, and there are none"):
-        read_source(source(tmp_path, SHORT, columns=columns), Path)
-    with pytest.raises(ConfigError, match="this source has reports; leave out"):
-        read_source(source(tmp_path, SHORT, columns={**columns, "report": "Mass"}), Path)
+@pytest.mark.parametrize(
+    ("template", "labels", "words"),
+    [
+        *((template, {"labels": "Mass"}, r"needs \{finding\}") for template in FAULTY),
+        (SHORT, {}, "makes reports of labels, and there are none"),
+        (SHORT, {"report": "Mass"}, "this source has reports; leave out"),
+    ],
+)
+def test_a_template_needs_its_finding_and_labels_and_no_reports(tmp_path, template, labels, words):
+    columns = {"subject_id": "patient", "path": "file"} | labels
+    with pytest.raises((ValidationError, ConfigError), match=words):
+        read_source(source(tmp_path, template, columns=columns), Path)
 
 
 # Claims of other readers: of sentences or of reports, in place of our own labeler's

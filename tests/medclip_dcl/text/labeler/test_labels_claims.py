@@ -218,15 +218,9 @@ def test_concepts_are_finer_than_findings_and_the_digest_follows_the_words(monke
     assert labels.reader_digest() != before
 
 
-# The lexicon and the cues as data
-
-
-def test_every_concept_has_phrases_and_a_meaning() -> None:
+def test_every_concept_of_the_lexicon_has_phrases_and_a_meaning_and_every_region_denies_some():
     assert set(lexicon.PHRASES_OF) == set(lexicon.FINDINGS_OF) | set(lexicon.LEFT_OPEN_BY)
     assert not set(lexicon.FINDINGS_OF) & set(lexicon.LEFT_OPEN_BY)
-
-
-def test_every_region_says_what_it_denies() -> None:
     assert set(lexicon.REGIONS_OF) == set(lexicon.NEGATED_WHERE_NORMAL)
     assert set(lexicon.ASSERTED_WHERE_LARGE) <= set(lexicon.REGIONS_OF)
     named = {name for names in lexicon.NEGATED_WHERE_NORMAL.values() for name in names}
