@@ -190,11 +190,7 @@ e,4.png,-1,0
 """
 SHORT = "{finding} in the chest X-ray"
 LONG = {"present": "There is a {finding}.", "absent": "There is no {finding}."}
-FAULTY = (
-    "a chest X-ray",
-    {"absent": "No {finding}."},
-    {"present": "{finding}", "absent": "none"},
-)
+FAULTY = ("a chest X-ray", {"absent": "No {finding}."}, {"present": "{finding}", "absent": "none"})
 
 
 def source(root: Path, template: Any, **changes: Any) -> SourceConfig:
