@@ -14,9 +14,8 @@ from medclip_dcl.data.prepared import PreparedImages, shards_ahead
 def write(work: Path, pixels: np.ndarray) -> PreparedImages:
     names = [f"image{row}" for row in range(len(pixels))]
     sizes = np.full((len(pixels), 2), 9, dtype=np.int32)
-    with write_artifact(
-        work / "prepared", prepared.ARTIFACT, make_fingerprint(prepared.ARTIFACT, {}, {})
-    ) as writer:
+    kind = prepared.ARTIFACT
+    with write_artifact(kind.at(work), kind, make_fingerprint(kind, {}, {})) as writer:
         prepared.write_shard(writer.directory, 0, names[:3], pixels[:3], sizes[:3], [])
         prepared.write_shard(writer.directory, 1, names[3:], pixels[3:], sizes[3:], [])
         return PreparedImages(writer.commit({"size_px": pixels.shape[1]}))
@@ -43,10 +42,8 @@ def test_datasets_loads_the_shards(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (6, 64, 64), dtype=np.uint8)
     write(tmp_path, pixels)
     datasets.disable_progress_bars()
-    files = str(tmp_path / "prepared/shard-*.arrow")
-    images = datasets.load_dataset(
-        "arrow", data_files=files, split="train", cache_dir=str(tmp_path / "cache")
-    )
+    where = {"data_files": f"{tmp_path}/prepared/shard-*.arrow", "cache_dir": f"{tmp_path}/cache"}
+    images = datasets.load_dataset("arrow", split="train", **where)
     assert images["image_id"][:] == [f"image{row}" for row in range(6)]
     for row, image in enumerate(images):
         assert np.frombuffer(image["pixels"], "uint8").tobytes() == pixels[row].tobytes()

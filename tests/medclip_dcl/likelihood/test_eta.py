@@ -1,7 +1,6 @@
 """Eta from likelihoods, its limits, and the readers of the cache and of given tables."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -61,35 +60,28 @@ def test_cap_leaves_what_is_below_it_alone():
 KEYS = sorted(map(text_key, ("No effusion is seen.", "The lungs are clear.", "Heart is normal.")))
 
 
-@pytest.fixture
-def look_up(tmp_path: Path) -> Callable[..., np.ndarray]:
+def look_up(work: Path, keys: list[str], of_second: float | None = 0.2) -> np.ndarray:
     """Read the etas of some keys from a cache of those of `KEYS`."""
-
-    def read(keys: list[str], *, of_second: float | None = 0.2) -> np.ndarray:
-        rows = [
-            {"text_key": key, "eta": value, "pll_nats": None, "tokens": None, "count": 1}
-            for key, value in zip(KEYS, (0.1, of_second, 0.3), strict=True)
-        ]
-        artifact = commit_tables(tmp_path / "eta", eta.ARTIFACT, {eta.ETA: rows})
-        return eta.read_eta(artifact, pa.array(keys, pa.string()))
-
-    return read
+    etas, others = (0.1, of_second, 0.3), {"pll_nats": None, "tokens": None, "count": 1}
+    rows = [{"text_key": key, "eta": x, **others} for key, x in zip(KEYS, etas, strict=True)]
+    artifact = commit_tables(work, eta.ARTIFACT, {eta.ETA: rows})
+    return eta.read_eta(artifact, pa.array(keys, pa.string()))
 
 
-def test_etas_are_found_by_key_in_the_order_asked_and_a_missing_one_is_named(look_up):
-    found = look_up([KEYS[2], KEYS[0], KEYS[2]])
+def test_etas_are_found_by_key_in_the_order_asked_and_a_missing_one_is_named(tmp_path):
+    found = look_up(tmp_path, [KEYS[2], KEYS[0], KEYS[2]])
     assert found.dtype == np.float64
     assert found.tolist() == [0.3, 0.1, 0.3]
-    assert look_up([]).shape == (0,)
+    assert look_up(tmp_path, []).shape == (0,)
     for missing in ("0" * 32, "f" * 32, text_key("Never said before.")):
         with pytest.raises(ScoreError, match=rf"1 sentences have no eta.*{missing}.*build_eta_c"):
-            look_up([KEYS[0], missing])
+            look_up(tmp_path, [KEYS[0], missing])
 
 
 @pytest.mark.parametrize("wrong", [math.nan, -0.01, 1.0, None])
-def test_an_entry_that_is_no_probability_is_named(look_up, wrong):
+def test_an_entry_that_is_no_probability_is_named(tmp_path, wrong):
     with pytest.raises(ScoreError, match=rf"1 etas are not in \[0, 1\).*{KEYS[1]}.*build_eta"):
-        look_up(KEYS, of_second=wrong)
+        look_up(tmp_path, KEYS, of_second=wrong)
 
 
 @pytest.mark.parametrize("column", ["eta", "rho"])
@@ -107,10 +99,7 @@ def test_given_values_are_keyed_by_normalised_text(tmp_path, column):
     [
         "text,value\na,0.1\n",
         "eta\n0.1\n",
-        "text,eta\na,high\n",
-        "text,eta\na,1.5\n",
-        "text,eta\na,-0.1\n",
-        "text,eta\na,nan\n",
+        *(f"text,eta\na,{value}\n" for value in ("high", "1.5", "-0.1", "nan")),
         "text,eta\na,0.1\na ,0.2\n",
         "",
     ],

@@ -11,12 +11,7 @@ from transformers import AutoTokenizer, BertForMaskedLM
 
 from medclip_dcl.core.errors import CheckpointError, ScoreError
 from medclip_dcl.likelihood import masked_lm, pll
-from medclip_dcl.likelihood.masked_lm import (
-    checkpoint_digests,
-    load_language_model,
-    prepare_engine,
-    save_language_model,
-)
+from medclip_dcl.likelihood.masked_lm import load_language_model, prepare_engine
 from tests.support import bert
 from tests.support.bert import SENTENCES, copies, tiny_bert, tiny_tokenizer, write_cxr_bert
 
@@ -46,7 +41,7 @@ def test_releases_load_without_their_head_and_code_and_with_equal_logits(
 
 def test_a_saved_model_is_read_back_by_us_and_by_transformers_and_saved_alike_each_time(tmp_path):
     model, tokenizer = tiny_bert(), tiny_tokenizer()
-    save_language_model(model, tokenizer, tmp_path)
+    masked_lm.save_language_model(model, tokenizer, tmp_path)
     ours = load_language_model(tmp_path)
     theirs = BertForMaskedLM.from_pretrained(tmp_path).eval()
     assert ours.ignored == ()
@@ -55,10 +50,11 @@ def test_a_saved_model_is_read_back_by_us_and_by_transformers_and_saved_alike_ea
         assert torch.equal(theirs(IDS).logits, model(IDS).logits)
     again = AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False)
     assert again(SENTENCES[2])["input_ids"] == tokenizer(SENTENCES[2])["input_ids"]
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        save_language_model(tiny_bert(), tiny_tokenizer(), tmp_path / name)
-    assert checkpoint_digests(tmp_path / "one") == checkpoint_digests(tmp_path / "two")
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        masked_lm.save_language_model(tiny_bert(), tiny_tokenizer(), folder)
+    one, two = (masked_lm.checkpoint_digests(tmp_path / name) for name in ("one", "two"))
+    assert one == two
 
 
 @pytest.mark.parametrize(

@@ -32,19 +32,14 @@ def by_hand(model, tokenizer, sentence: str, variant: str) -> float:
     return total
 
 
-SIZES = {
-    "vocab_size": 34,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-}
 POSITIONS = {"max_position_embeddings": 40, "pad_token_id": 0}
 
 
 def small(family: str, head: str = "ForMaskedLM", **settings: object) -> hf.PreTrainedModel:
     """A random model of width 16 of a family of transformers."""
-    config = getattr(hf, f"{family}Config")(**SIZES, **settings)
+    sizes = {"vocab_size": 34, "hidden_size": 16, "intermediate_size": 32}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2}
+    config = getattr(hf, f"{family}Config")(**sizes, **settings)
     return getattr(hf, f"{family}{head}")(config).train(False)
 
 

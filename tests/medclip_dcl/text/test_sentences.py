@@ -85,9 +85,8 @@ def test_parts_of_any_text_are_all_of_it(text: str) -> None:
 
 
 def test_a_report_of_the_release_is_cut_as_it_is_read() -> None:
-    parts = mimic_sections.cut_release_report(
-        report("INDICATION: Cough.||FINDINGS: Clear.||IMPRESSION: Normal.")
-    )
+    text = report("INDICATION: Cough.||FINDINGS: Clear.||IMPRESSION: Normal.")
+    parts = mimic_sections.cut_release_report(text)
     found = {part.name: (part.body.strip(), part.section) for part in parts}
     assert found["indication"] == ("Cough.", "")
     assert found["findings"] == ("Clear.", "findings")
