@@ -57,18 +57,18 @@ def read(root: Path, settings: dict[str, Any]) -> tuple[dict[str, dict[str, int]
     """Labels of a source, without what is blank, and what was counted."""
     raw = read_source(SourceConfig(kind="table", root=str(root), **settings), Path).raw
     rows = {row.pop("study_id"): row for row in raw.labels.to_pylist()}
-    said = {
+    labels = {
         study: {name: code for name, code in row.items() if code is not None}
         for study, row in rows.items()
     }
-    return said, raw.counts
+    return labels, raw.counts
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_says_the_same(tmp_path: Path, form: str) -> None:
-    found, _ = labels_of(tmp_path, *FORMS[form])
-    assert {s: {n: row[n] for n in CODES} for s, row in found.items()} == WANT
-    assert {name for row in found.values() for name in row} <= {*CODES, "No Finding"}
+    labels, _ = labels_of(tmp_path, *FORMS[form])
+    assert {s: {n: row[n] for n in CODES} for s, row in labels.items()} == WANT
+    assert {name for row in labels.values() for name in row} <= {*CODES, "No Finding"}
 
 
 def test_a_table_of_its_own_is_joined_by_ids_and_may_name_images(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_a_table_of_its_own_is_joined_by_ids_and_may_name_images(tmp_path: Path)
     columns = {"image_id": "file", "study_id": "study", "subject_id": "who", "report": "text"}
     settings = {"columns": columns | {"path": "file"}, "labels": "labels.json", "label_id": "path"}
     files = {"file": [f"a/{n}.png" for n in range(1, 5)]}
-    found, counts = labels_of(tmp_path, files, None, **settings)
-    assert found == {"s1": {"Edema": 1}, "s3": {"Edema": -1}}
+    labels, counts = labels_of(tmp_path, files, None, **settings)
+    assert labels == {"s1": {"Edema": 1}, "s3": {"Edema": -1}}
     assert counts["labels_without_study"] == 1
 
 
@@ -145,8 +145,8 @@ def test_labels_of_no_finding_or_of_no_study_are_refused(tmp_path, mapped, names
 def test_a_source_names_its_own_findings_and_names_are_of_one_or_several(tmp_path):
     added = {"found": [["Tuberculosis"], ["hernia", "nodule"], [], None]}
     own = {"findings": ["Nodule", "Tuberculosis", "Hernia"]}
-    found, _ = labels_of(tmp_path, added, "found", **own)
-    assert [list(row.items()) for row in found.values()] == [
+    labels, _ = labels_of(tmp_path, added, "found", **own)
+    assert [list(row.items()) for row in labels.values()] == [
         [("Nodule", 0), ("Tuberculosis", 1), ("Hernia", 0)],
         [("Nodule", 1), ("Tuberculosis", 0), ("Hernia", 1)],
         [("Nodule", 0), ("Tuberculosis", 0), ("Hernia", 0)],
@@ -154,8 +154,8 @@ def test_a_source_names_its_own_findings_and_names_are_of_one_or_several(tmp_pat
     both = ("Pneumothorax", "Pleural Effusion")
     names = {name: ["hydropneumothorax"] for name in both} | {"Pneumonia": ["bacterial", "viral"]}
     column = {"found": ["Hydropneumothorax", "viral", "", "No Indexing"]}
-    found, _ = labels_of(tmp_path, column, "found", label_names=names)
-    assert found == {
+    labels, _ = labels_of(tmp_path, column, "found", label_names=names)
+    assert labels == {
         "s1": {"Pneumonia": 0} | dict.fromkeys(both, 1),
         "s2": {"Pneumonia": 1} | dict.fromkeys(both, 0),
     }
@@ -256,7 +256,7 @@ def says(asserted=(), negated: str = "", uncertain: str = "", *, normal: bool = 
 
 
 def test_rows_of_a_sentence_are_united_and_reports_may_stand_in_one_table_with_sentences(tmp_path):
-    found = read_claims(
+    claims = read_claims(
         tmp_path,
         "text,finding,state,side",
         "Left base  scar; effusion on both sides.,Scar,present,left",
@@ -266,19 +266,19 @@ def test_rows_of_a_sentence_are_united_and_reports_may_stand_in_one_table_with_s
         "All is well.,No Finding,present,",
         "Comparison: none.,,,",
     )
-    assert found.reports is None
+    assert claims.reports is None
     both = says({"Scar": "left", "Pleural Effusion": "left right"})
-    assert found.sentences == {
+    assert claims.sentences == {
         text_key("Left base scar; effusion on both sides."): both,
         text_key("Maybe a nodule."): says(negated="Scar", uncertain="Nodule"),
         text_key("All is well."): says(normal=True),
         text_key("Comparison: none."): says(),
     }
-    found = read_claims(
+    claims = read_claims(
         tmp_path, "study_id,text,finding,state", ",Scar.,Scar,1", "s1,,Scar,1", "s1,,Nodule,-1"
     )
-    assert found.sentences == {text_key("Scar."): says({"Scar": ""})}
-    assert found.reports == {"s1": says({"Scar": ""}, uncertain="Nodule")}
+    assert claims.sentences == {text_key("Scar."): says({"Scar": ""})}
+    assert claims.reports == {"s1": says({"Scar": ""}, uncertain="Nodule")}
 
 
 @pytest.mark.parametrize(
