@@ -188,7 +188,7 @@ def expected_uids(
 ) -> set[str]:
     """UIDs of the objects that the images have, without a gateway."""
     settings = ResultsConfig.model_validate({"objects": objects})
-    answer = ClassifyAnswer.model_validate(stub_answer(service.rows, service.columns))
+    answer = ClassifyAnswer.model_validate(service.answer)
     found = set()
     with Decoder(ImagesConfig(), 1) as decoder:
         for image in images:
@@ -464,11 +464,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         has_compiler = stack.enter_context(failing_disk(base))
         forkserver.context(PRELOADED)
         pacs = stack.enter_context(orthanc.running(base / "pacs"))
-        service = stack.enter_context(stub_service())
-        service.rows, service.columns = ROWS, COLUMNS
+        service = stack.enter_context(stub_service(ROWS, COLUMNS))
         figures = kills(Bench(base / "kills", pacs, service), tier, rng)
         print(figures, flush=True)
-        service.rows, service.columns = 40, 50
+        service.answer = stub_answer()
         lost = lost_by_early_acknowledgement(Bench(base / "early", pacs, service, ("pr",)))
         doubled = doubled_by_drawn_uids(Bench(base / "drawn", pacs, service, ("pr",)))
         figures |= {"control_lost": lost, "control_doubled": doubled}

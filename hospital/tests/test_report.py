@@ -58,7 +58,7 @@ def test_an_image_out_of_range_is_refused_or_warned_of(tmp_path, capsys):
         assert main(words) == 0
         first = capsys.readouterr()
         assert (json.loads(first.out)["flags"], first.err) == ([], "")
-        service.flags = ["out_of_range"]
+        service.answer["image"]["flags"] = ["out_of_range"]
         assert main(words) == 0
         refused = capsys.readouterr()
         assert "warning: out_of_range: the image is unlike" in refused.err

@@ -165,7 +165,7 @@ def test_failures_of_the_command_line_end_with_a_line_and_a_code(service, folder
 def test_the_command_line_warns_of_an_image_out_of_range(folder, capsys):
     image = folder / "image.dcm"
     with stub_service(96, 64) as service:
-        service.flags = ["out_of_range"]
+        service.answer["image"]["flags"] = ["out_of_range"]
         assert main(["classify", str(image), "--url", service.url]) == 0
         assert "warning: out_of_range" in capsys.readouterr().err
         with Client(service.url) as client:

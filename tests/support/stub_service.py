@@ -12,28 +12,6 @@ FINDINGS = ("Effusion", "Pneumothorax")
 MODEL = "ab" * 32
 
 
-@dataclass
-class StubService:
-    """Answers `/v1/classify` at once, the same for every image; keeps what it was sent."""
-
-    url: str
-    bodies: list[bytes] = field(default_factory=list)
-    status: int = 200
-    code: str = "loading"
-    """Of an answer that is not 200."""
-    key: str = ""
-    """The key that it wants; empty: none."""
-    rows: int = 40
-    columns: int = 50
-    """Size of the images that it is sent."""
-    score: float = 0.9
-    """Score of the first finding."""
-    flags: list[str] = field(default_factory=list)
-    """What it says of every image."""
-    headers: dict[str, str] = field(default_factory=dict)
-    """Of every answer, with _ for -."""
-
-
 def stub_answer(rows: int = 40, columns: int = 50) -> dict[str, Any]:
     """An answer of the service: the first finding is positive, with a box; the second is not."""
     where = {
@@ -59,12 +37,29 @@ def stub_answer(rows: int = 40, columns: int = 50) -> dict[str, Any]:
     return {"model": MODEL, "image": image, "findings": findings}
 
 
+@dataclass
+class StubService:
+    """Answers `/v1/classify` at once, the same for every image; keeps what it was sent."""
+
+    answer: dict[str, Any]
+    """About every image."""
+    url: str = ""
+    bodies: list[bytes] = field(default_factory=list)
+    status: int = 200
+    code: str = "loading"
+    """Of an answer that is not 200."""
+    key: str = ""
+    """The key that it wants; empty: none."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Of every answer, with _ for -."""
+
+
 @contextmanager
 def stub_service(
     rows: int = 40, columns: int = 50, tls: ssl.SSLContext | None = None
 ) -> Iterator[StubService]:
     """Run a service that costs nothing; it answers about images of one size."""
-    stub = StubService("", rows=rows, columns=columns)
+    stub = StubService(stub_answer(rows, columns))
 
     class Service(Handler):
         def do_POST(self) -> None:  # noqa: N802 (http.server's name)
@@ -73,11 +68,7 @@ def stub_service(
             if stub.key not in ("", self.headers["X-API-Key"]):
                 status, code = 401, "unauthorized"
             failure = {"code": code, "message": "not yet", "request_id": "0"}
-            found = stub_answer(stub.rows, stub.columns)
-            found["findings"][0]["score"] = stub.score
-            found["image"]["flags"] = stub.flags
-            answer = found if status == 200 else failure
-            self.answer(status, answer, **stub.headers)
+            self.answer(status, stub.answer if status == 200 else failure, **stub.headers)
 
     with served(Service, tls) as stub.url:
         yield stub

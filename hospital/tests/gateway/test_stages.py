@@ -159,11 +159,11 @@ def test_a_pacs_that_answers_oddly_is_shown_and_holds_up_nothing(
 
 
 def test_an_answer_with_nan_is_not_taken(gateway, service, monkeypatch) -> None:
-    monkeypatch.setattr(service, "score", float("nan"))
+    monkeypatch.setitem(service.answer["findings"][0], "score", float("nan"))
     assert send(gateway.port, [radiograph(23)]) == [0]
     wait_until(lambda: state(gateway)[1])
     assert state(gateway) == ("received", "service_no_answer")
-    service.score = 0.9
+    service.answer["findings"][0]["score"] = 0.9
     wait_until(lambda: state(gateway) == ("done", ""))
 
 
@@ -213,7 +213,7 @@ def test_what_is_not_for_us_is_refused_and_never_asked(gateway, service, pacs, t
 
 
 def test_an_image_out_of_range_is_refused_once_the_pacs_knows(gateway, service, pacs, monkeypatch):
-    monkeypatch.setattr(service, "flags", ["out_of_range"])
+    monkeypatch.setitem(service.answer["image"], "flags", ["out_of_range"])
     monkeypatch.setattr(pacs, "down", True)
     before = set(pacs.stored)
     assert send(gateway.port, [radiograph(30)]) == [0]
@@ -236,7 +236,7 @@ def test_an_image_out_of_range_is_refused_once_the_pacs_knows(gateway, service, 
 def test_where_negatives_get_nothing_an_image_out_of_range_is_no_negative(
     tmp_path, service, monkeypatch, out_of_range
 ) -> None:
-    monkeypatch.setattr(service, "flags", ["out_of_range"])
+    monkeypatch.setitem(service.answer["image"], "flags", ["out_of_range"])
     pacs, given = Pacs(), {"only_positive": True, "out_of_range": out_of_range}
     with running(tmp_path, service, pacs, **given) as gateway:
         assert send(gateway.port, [radiograph()]) == [0]
