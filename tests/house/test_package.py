@@ -10,10 +10,15 @@ import sysconfig
 import tomllib
 import venv
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.house.tree import ROOT, SHIPPED, copy_files, imported_by, modules, name_of, syntax
 from tests.support.processes import ended, options
@@ -23,13 +28,14 @@ from tests.support.stub_service import FINDINGS, stub_service
 _NAMES = {"PIL": "pillow", "sklearn": "scikit_learn", "yaml": "pyyaml"}
 
 
+def declared_by(file: str) -> dict[str, Any]:
+    return tomllib.loads((ROOT / file).read_text(encoding="utf-8"))["project"]
+
+
 def test_what_is_imported_is_declared() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"].values()
-    declared = {
-        re.split(r"[>=<\[]", line)[0].replace("-", "_")
-        for line in (*project["dependencies"], *(line for lines in extras for line in lines))
-    }
+    project = declared_by("pyproject.toml")
+    lines = chain(project["dependencies"], *project["optional-dependencies"].values())
+    declared = {Requirement(line).name.replace("-", "_") for line in lines}
     imported = {
         name.split(".")[0]
         for path in modules(*SHIPPED)
@@ -112,27 +118,29 @@ def test_the_demo_begins_in_an_empty_folder(binaries: Path, tmp_path: Path) -> N
     assert "report" in run([binaries / "medclip", "show", "demo"], tmp_path)
 
 
-OF_THE_BASE = (
-    "torch", "torchgen", "functorch", "jaxtyping", "wadler_lindig", "typing_extensions.py",
-    "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "filelock", "fsspec", "numpy",
-    "safetensors",
-)  # fmt: skip
-"""What pip installs where no extra is named."""
+def required(file: str) -> set[str]:
+    """Distributions that pip installs for one of our own, where no extra is named."""
+    listed, waiting = set[str](), [*map(Requirement, declared_by(file)["dependencies"])]
+    while waiting:
+        one = waiting.pop()
+        name = canonicalize_name(one.name)
+        if name not in listed and (not one.marker or one.marker.evaluate({"extra": ""})):
+            listed.add(name)
+            waiting += map(Requirement, metadata.requires(name) or ())
+    return listed
 
 
-def borrow(names: Sequence[str], binaries: Path) -> None:
-    """Link packages of this environment into another."""
+def borrow(distributions: Iterable[str], binaries: Path) -> None:
+    """Link distributions of this environment into another."""
     (site,) = (binaries.parent / "lib").glob("python3*/site-packages")
-    here = Path(pytest.__file__).parents[1]
-    for name in names:
-        for source in (here / name, here / f"{name}.libs", *here.glob(f"{name}-*.dist-info")):
-            if source.exists():
-                (site / source.name).symlink_to(source)
+    for owner in map(metadata.distribution, distributions):
+        for top in {file.parts[0] for file in owner.files or ()} - {"..", "__pycache__"}:
+            (site / top).symlink_to(Path(str(owner.locate_file(top))))
 
 
 def test_the_light_install_runs_the_page_of_the_losses(wheel, tmp_path):
     binaries = environment_with(tmp_path / "venv", [], wheel)
-    borrow(OF_THE_BASE, binaries)
+    borrow(required("pyproject.toml"), binaries)
     page = (ROOT / "medclip_dcl/losses/README.md").read_text("utf-8")
     examples = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
     (example,) = (code for code in examples if "s.requires_grad_()" in code)
@@ -142,18 +150,11 @@ def test_the_light_install_runs_the_page_of_the_losses(wheel, tmp_path):
     assert printed.strip() == "[]"
 
 
-BORROWED = (
-    "annotated_types", "anyio", "certifi", "h11", "httpcore", "httpx", "idna", "pydantic",
-    "pydantic_core", "sniffio", "typing_extensions.py", "typing_inspection",
-)  # fmt: skip
-"""What pip installs for httpx and pydantic."""
-
-
 def test_the_client_alone_asks_a_service_without_torch(tmp_path: Path) -> None:
     source = copy_files(tmp_path / "source", without=("tests", "benchmarks"))
     wheel = made("build_wheel", source / "client", tmp_path / "dist")
     binaries = environment_with(tmp_path / "venv", [], wheel)
-    borrow(BORROWED, binaries)
+    borrow(required("client/pyproject.toml"), binaries)
     heavy = "import importlib.util as u; print([n for n in ('torch', 'numpy') if u.find_spec(n)])"
     assert run([binaries / "python", "-c", heavy], tmp_path).strip() == "[]"
 
