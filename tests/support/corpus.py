@@ -78,7 +78,8 @@ def write_corpus(
     rows = [_study(number, studies) for number in range(studies)]
     _write_manifest(work, rows, with_truth)
     _write_prepared(work, rows, size_px, [f"image{name[1:]}a" for name in repeated])
-    _write_sentences(work, rows)
+    said = (sentence_rows(row["ids"], KINDS[row["kind"]][1:]) for row in rows)
+    commit_tables(work, sentences.ARTIFACT, {sentences.SENTENCES: list(chain(*said))})
     _write_claims(work, rows)
     _write_language_model(work, dropout)
     write_eta(work, eta)
@@ -210,11 +211,6 @@ def _write_prepared(
         writer.commit(summary)
 
 
-def _write_sentences(work: Path, rows: list[dict[str, Any]]) -> None:
-    said = (sentence_rows(row["ids"], KINDS[row["kind"]][1:]) for row in rows)
-    commit_tables(work, sentences.ARTIFACT, {sentences.SENTENCES: list(chain(*said))})
-
-
 def sentence_rows(ids: Mapping[str, str], texts: Sequence[str]) -> list[dict[str, Any]]:
     """Rows of the table of sentences: what the findings of a study say."""
     return [
@@ -224,21 +220,16 @@ def sentence_rows(ids: Mapping[str, str], texts: Sequence[str]) -> list[dict[str
 
 
 def _write_claims(work: Path, rows: list[dict[str, Any]]) -> None:
-    said = [_claims_of(label) for label, *_ in KINDS]
-    of_texts = [
-        {"text_key": text_key(text), **said[kind]}
-        for kind, (_, *texts) in enumerate(KINDS)
-        for text in texts
-    ]
+    claims, of_texts = [], []
+    for label, *texts in KINDS:
+        normal = label == "No Finding"
+        claims.append({"asserted": [label] * (not normal), "normal": normal})
+        claims[-1] |= {"negated": [], "uncertain": []}
+        of_texts += [{"text_key": text_key(text), **claims[-1]} for text in texts]
     of_texts.sort(key=lambda row: row["text_key"])
-    of_reports = [{"study_id": row["ids"]["study_id"], **said[row["kind"]]} for row in rows]
+    of_reports = [{"study_id": row["ids"]["study_id"], **claims[row["kind"]]} for row in rows]
     tables = {labels.SENTENCE_CLAIMS: of_texts, labels.REPORT_CLAIMS: of_reports}
     commit_tables(work, labels.ARTIFACT, tables)
-
-
-def _claims_of(label: str) -> dict[str, Any]:
-    normal = label == "No Finding"
-    return {"asserted": [label] * (not normal), "negated": [], "uncertain": [], "normal": normal}
 
 
 def _write_language_model(work: Path, dropout: float) -> None:

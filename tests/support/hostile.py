@@ -54,9 +54,6 @@ SOUND: dict[str, tuple[Part, ...]] = {
 }
 """Route -> the parts of a form that it answers."""
 
-SEVERAL = ("/classify", "/ground", "/embed")
-"""Routes that take several images."""
-
 FIELDS = {
     "/classify": ("findings", "explain"),
     "/ground": ("phrase", "threshold"),
@@ -140,7 +137,7 @@ def _forms() -> Iterator[tuple[str, Request]]:
         "too large": form(Part("image", bytes(5 << 20), "a")),
         "unknown field": form(image, Part(CANARY, _C)),
     }.items():
-        for path in (*SEVERAL, "/retrieve"):
+        for path in FIELDS:
             yield f"{path} form: {title}", Request(path, body=body)
 
 
