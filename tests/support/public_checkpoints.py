@@ -98,7 +98,7 @@ def write_pair(folder: Path, name: str, processor: Any, **changes: Any) -> Any:
     return model
 
 
-def _renamed(state: dict[str, Tensor], names: dict[str, str], fused: str) -> dict[str, Tensor]:
+def renamed(state: dict[str, Tensor], names: dict[str, str], fused: str) -> dict[str, Tensor]:
     """Name weights otherwise; queries, keys and values of a layer become one, named `fused`."""
     named = {}
     for key, value in state.items():
@@ -148,7 +148,7 @@ def openai_keys(model: hf.CLIPModel, prefix: str = "") -> dict[str, Tensor]:
     state = model.state_dict()
     named = {"visual.proj": state.pop("visual_projection.weight").T}
     named[f"{prefix}text_projection"] = state.pop("text_projection.weight").T
-    for key, value in _renamed(state, _OPENAI_KEYS | _TEXT_KEYS, "attn.in_proj_").items():
+    for key, value in renamed(state, _OPENAI_KEYS | _TEXT_KEYS, "attn.in_proj_").items():
         is_text = not key.startswith(("visual.", "logit_scale"))
         named[f"{prefix * is_text}{key}"] = value
     return named
@@ -165,9 +165,9 @@ def siglip_keys(model: hf.SiglipModel) -> dict[str, Tensor]:
         named[f"{pool}.kv.{part}"] = rows[len(rows) // 3 :]
         named[f"text.text_projection.{part}"] = state.pop(f"text_model.head.{part}")
     text = {key: state.pop(key) for key in [*state] if key.startswith("text_model.")}
-    own = _renamed(text, _TEXT_KEYS, "attn.in_proj_")
+    own = renamed(text, _TEXT_KEYS, "attn.in_proj_")
     named |= {f"text.{key}": value for key, value in own.items()}
-    named |= _renamed(state, _TIMM_KEYS, "attn.qkv.")
+    named |= renamed(state, _TIMM_KEYS, "attn.qkv.")
     named["visual.trunk.pos_embed"] = named["visual.trunk.pos_embed"][None]
     return named
 

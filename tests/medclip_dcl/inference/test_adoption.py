@@ -300,9 +300,7 @@ ODD = CLIPImageProcessorPil(size={"shortest_edge": 255}, crop_size={"height": 22
     ],
     ids=["clip", "siglip", "odd"],
 )
-def test_real_images_are_prepared_pixel_by_pixel_as_the_maker_s_processor_does(
-    processor: Any, fit: Fit, px: int, test_data: Path
-) -> None:
+def test_real_images_are_prepared_as_by_the_maker_s_processor(processor, fit, px, test_data):
     files = [
         file
         for folder in ("openi/images", "nih64/images", "covid_cxr/images", "peds_cxr/images")

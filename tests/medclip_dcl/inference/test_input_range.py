@@ -42,9 +42,7 @@ def noise(count: int, seed: int) -> np.ndarray:
     return rng.integers(0, 256, (count, 64, 64), dtype=np.uint8)
 
 
-def test_held_out_images_are_flagged_at_about_the_stated_rate_and_other_pictures_nearly_always(
-    images, known
-):
+def test_held_out_images_are_flagged_at_the_stated_rate_and_others_nearly_always(images, known):
     most = fitted(images[:70], rate=0.1)
     assert most.rate == 0.1
     flagged = [is_out_of_range(image, most) for image in images[70:]]

@@ -118,9 +118,7 @@ def test_a_difference_that_is_not_a_number_is_seen_whichever_case_has_it() -> No
     assert np.isnan(engines.largest_difference(run, part))
 
 
-def test_auto_takes_openvino_where_it_is_installed_and_what_is_not_has_a_remedy(
-    package, monkeypatch
-):
+def test_auto_takes_openvino_where_it_is_and_what_is_not_has_a_remedy(package, monkeypatch):
     assert load(package, "cpu", "auto").engine.name == "openvino"
     with pytest.raises(ConfigError, match="float16 needs a GPU"):
         load(package, "cpu", "auto", "float16")
@@ -175,9 +173,7 @@ def test_graphs_are_converted_once_for_a_model(tmp_path, cache, converted):
     assert len(converted) == 3
 
 
-def test_a_cache_that_cannot_be_kept_or_is_open_to_others_is_done_without(
-    tmp_path: Path, converted: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_others_or_nobody_may_write_is_not_used(tmp_path, converted, monkeypatch):
     path = publish(tmp_path / "model").path
     (tmp_path / "open/medclip-dcl").mkdir(parents=True)
     (tmp_path / "open/medclip-dcl").chmod(0o777)

@@ -52,9 +52,8 @@ DINO = {
 
 
 def settings(tree: dict[str, Any], **more: Any) -> ImageEncoderConfig:
-    return ImageEncoderConfig.model_validate(
-        {"kind": "backbone", "backbone": tree, "input_px": 64, **more}
-    )
+    asked = {"kind": "backbone", "backbone": tree, "input_px": 64, **more}
+    return ImageEncoderConfig.model_validate(asked)
 
 
 @pytest.mark.parametrize(
@@ -163,25 +162,19 @@ def biovil_t(state: dict[str, Tensor]) -> dict[str, Tensor]:
         (biovil_t, "biovil", "biovil_t.pt"),
     ],
 )
-def test_a_grey_image_gives_the_map_that_three_equal_channels_gave(
-    tmp_path, settings, layout, name, file
-):
+def test_a_grey_image_gives_the_map_of_three_equal_channels(tmp_path, settings, layout, name, file):
     state = torchvision_weights(settings)
     save = save_file if file.endswith("safetensors") else torch.save
     save(layout(state), tmp_path / file)
     encoder = ImageEncoder(settings).eval()
     report = load_image_weights(encoder, tmp_path / file)
     grey = torch.randn(2, 1, 32, 32, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(
-        encoder(grey),
-        torchvision_map(state, settings, grey.expand(-1, 3, -1, -1)),
-        atol=1e-4,
-        rtol=1e-4,
-    )
+    expected = torchvision_map(state, settings, grey.expand(-1, 3, -1, -1))
+    torch.testing.assert_close(encoder(grey), expected, atol=1e-4, rtol=1e-4)
     assert report.layout == name
     own = encoder.backbone.state_dict()
-    expected = without_counters(own) if layout is without_counters else own
-    assert report.counts["matched"] == len(expected)
+    matched = without_counters(own) if layout is without_counters else own
+    assert report.counts["matched"] == len(matched)
     assert report.missing == ()
     assert {"fc.bias", "fc.weight"} <= set(report.unexpected)
 

@@ -27,30 +27,22 @@ def test_the_first_state_is_projected_and_padding_does_not_change_it():
     )
 
 
-HEAD = {
-    f"cls_projection_head.{name}": torch.zeros(4)
-    for name in ("dense_to_hidden.weight", "LayerNorm.bias", "dense_to_output.bias")
-}
-
-
-@pytest.mark.parametrize("extra", [{}, HEAD], ids=["language model", "CXR-BERT layout"])
-def test_language_model_fills_every_weight_of_bert(tmp_path, extra):
+def test_a_language_model_in_cxr_bert_s_layout_fills_every_weight_of_bert(tmp_path):
     source = BertForMaskedLM(tiny_text_config()).eval()
     source.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
-    save_file(load_file(file) | extra, file, metadata={"format": "pt"})
+    names = ("dense_to_hidden.weight", "LayerNorm.bias", "dense_to_output.bias")
+    head = {f"cls_projection_head.{name}": torch.zeros(4) for name in names}
+    save_file(load_file(file) | head, file, metadata={"format": "pt"})
     encoder = text_encoder()
     projection = encoder.projection.weight.clone()
     report = load_text_weights(encoder, tmp_path)
-    ids, mask = random_tokens(3)
-    torch.testing.assert_close(
-        encoder.backbone(input_ids=ids, attention_mask=mask)[0],
-        source.bert(input_ids=ids, attention_mask=mask)[0],
-    )
+    given = dict(zip(("input_ids", "attention_mask"), random_tokens(3), strict=True))
+    torch.testing.assert_close(encoder.backbone(**given)[0], source.bert(**given)[0])
     assert torch.equal(encoder.projection.weight, projection)
     assert report.missing == ()
     assert len(report.matched) == len(encoder.backbone.state_dict())
-    assert set(extra) <= set(report.unexpected)
+    assert set(head) <= set(report.unexpected)
     assert all(key.startswith("cls") for key in report.unexpected)
 
 

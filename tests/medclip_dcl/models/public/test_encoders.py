@@ -95,10 +95,6 @@ def tokens(begun: Start) -> tuple[torch.Tensor, torch.Tensor]:
     return made["input_ids"], made["attention_mask"]
 
 
-def cells(states: torch.Tensor, side: int) -> torch.Tensor:
-    return states[:, -side * side :].transpose(1, 2).unflatten(2, (side, side))
-
-
 @pytest.mark.parametrize("name", ["dinov2", "dinov3", "vit"])
 @pytest.mark.parametrize("px", [PX, 48], ids=["own size", "interpolated"])
 @torch.no_grad()
@@ -107,9 +103,10 @@ def test_patches_and_the_pooled_state_are_transformers_own(folders, name, px) ->
     begun, encoder = start(folder, text, vit(px))
     ours, theirs = images(px)
     more = {"interpolate_pos_encoding": True} if name == "vit" else {}
-    states = model(theirs, **more).last_hidden_state
-    close(encoder.image(ours), cells(states, px // PATCH))
-    assert (encoder.image.grid(px), encoder.image.width) == (px // PATCH, 64)
+    states, side = model(theirs, **more).last_hidden_state, px // PATCH
+    patches = states[:, -side * side :].transpose(1, 2)
+    close(encoder.image(ours), patches.unflatten(2, (side, side)))
+    assert (encoder.image.grid(px), encoder.image.width) == (side, 64)
     assert [mean for mean, _ in begun.settings.image.normalisation] == pytest.approx(CHANNEL_MEAN)
     _, pooled = start(folder, text, vit(px, regions="pooled"))
     close(pooled.image(ours)[:, :, 0, 0], states[:, 0])
@@ -194,31 +191,16 @@ def test_a_sentence_encoder_says_how_it_pools_and_how_much_it_reads(tmp_path) ->
 
 
 TIMM = {
-    "embeddings.cls_token": "cls_token",
-    "embeddings.position_embeddings": "pos_embed",
-    "embeddings.patch_embeddings.projection": "patch_embed.proj",
+    "embeddings.cls_token": "visual.trunk.cls_token",
+    "embeddings.position_embeddings": "visual.trunk.pos_embed",
+    "embeddings.patch_embeddings.projection": "visual.trunk.patch_embed.proj",
     "layernorm_before": "norm1",
     "layernorm_after": "norm2",
-    "attention.o_proj": "attn.proj",
-    "attention.q_proj": "attn.qkv",
-    "layers.": "blocks.",
-    "layernorm.": "norm.",
+    "attention.": "self_attn.",
+    "self_attn.o_proj": "attn.proj",
+    "layers.": "visual.trunk.blocks.",
+    "layernorm.": "visual.trunk.norm.",
 }
-
-
-def timm_keys(model: hf.ViTModel) -> dict[str, torch.Tensor]:
-    """Name a vision transformer's weights as timm does, where queries, keys and values are one."""
-    theirs, named = model.state_dict(), {}
-    for key, value in theirs.items():
-        if ".k_proj" in key or ".v_proj" in key:
-            continue
-        if ".q_proj" in key:
-            three = [theirs[key.replace("q_proj", f"{letter}_proj")] for letter in "qkv"]
-            value = torch.cat(three)
-        for own, timms in TIMM.items():
-            key = key.replace(own, timms)
-        named[f"visual.trunk.{key}"] = value
-    return named
 
 
 @torch.no_grad()
@@ -234,10 +216,11 @@ def test_biomedclips_layout_gives_what_its_parts_give(tmp_path) -> None:
         "text.proj.2.weight": torch.randn(24, 40),
         "logit_scale": torch.tensor(4.4),
     }
-    state = {f"text.transformer.{key}": value for key, value in text.state_dict().items()}
+    state = public.renamed(vision.state_dict(), TIMM, "attn.qkv.") | maps
+    state |= {f"text.transformer.{key}": value for key, value in text.state_dict().items()}
     asks = {"context_length": 10, "hf_pooler_type": "cls_last_hidden_state_pooler"}
     folder = tmp_path / "biomedclip"
-    public.write_open_clip(folder, state | timm_keys(vision) | maps, text_cfg=asks)
+    public.write_open_clip(folder, state, text_cfg=asks)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tmp_path / "bert" / name, folder)
     begun, encoder = start(None, folder, vit(regions="pooled"), whole=True)
@@ -261,9 +244,7 @@ def test_folders_that_do_not_suffice_are_named_and_heads_left_aside(folders, tmp
     begun, encoder = start(folder, text, vit())
     assert begun.fill(encoder)["image"].unexpected == ("classifier.weight", "embeddings.mask_token")
     (folder / "preprocessor_config.json").unlink()
-    with pytest.raises(
-        CheckpointError, match=r"preprocessor_config.json; set model.image.normalisation"
-    ):
+    with pytest.raises(CheckpointError, match=r"preprocessor_config.json; set model.image.norm"):
         start(folder, text, vit())
     begun, _ = start(folder, text, vit(normalisation=[[0.5, 0.5]]))
     assert begun.settings.image.normalisation == ((0.5, 0.5),)
