@@ -6,10 +6,7 @@ from typing import Any
 import pytest
 from accelerate import Accelerator
 
-from medclip_dcl.data import manifest, prepared
-from medclip_dcl.likelihood import eta, masked_lm
 from medclip_dcl.models.settings import ModelConfig
-from medclip_dcl.text import sentences
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
 from medclip_dcl.training.config import TrainingConfig
 from medclip_dcl.training.launch import start_accelerator
@@ -17,21 +14,18 @@ from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.setup import TrainInputs, TrainSetup, set_up, slow_start
 from medclip_dcl.training.trainer import run
 from pipelines.config import load_config
-from tests.support.corpus import ETA, made, write_config
+from pipelines.job import Job
+from tests.support.corpus import ETA, write_config
 
 
 def prepare(work: Path, **sections: dict[str, Any]) -> tuple[TrainSetup, list[dict[str, Any]]]:
-    inputs = TrainInputs(
-        manifest=made(work, manifest.ARTIFACT),
-        prepared=made(work, prepared.ARTIFACT),
-        sentences=made(work, sentences.ARTIFACT),
-        eta_cache=made(work, eta.ARTIFACT),
-        text_weights=masked_lm.ARTIFACT.at(work),
-        prompts=(),
-    )
-    config = TrainingConfig.of(load_config(write_config(work / "config.yaml", work, **sections)))
+    config = load_config(write_config(work / "config.yaml", work, **sections))
+    inputs = TrainInputs(**Job("train", config, work).open_inputs().values)
     facts: list[dict[str, Any]] = []
-    return set_up(config, inputs, Accelerator(cpu=True), lambda **f: facts.append(f)), facts
+    setup = set_up(
+        TrainingConfig.of(config), inputs, Accelerator(cpu=True), lambda **f: facts.append(f)
+    )
+    return setup, facts
 
 
 def test_the_training_split_alone_is_trained_on(work: Path) -> None:
