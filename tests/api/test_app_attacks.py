@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.api.test_model_manager import until
 from tests.support.dicom import raster_bytes
 from tests.support.service import Service, png, running
 from tests.support.wire import BOUNDARY, KEY, Part, Request, form
@@ -82,7 +81,7 @@ def test_answers_that_nobody_reads_take_bounded_room(guarded: Service) -> None:
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             wire.connect(guarded.address)
             wire.sendall(large_pixels)
-        until(
+        guarded.until(
             lambda: any(
                 line.get("route") == "/pixels" and line.get("code") in ("client_gone", "overloaded")
                 for line in guarded.lines()

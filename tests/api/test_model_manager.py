@@ -5,7 +5,6 @@ import re
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.inference.model_package import BANK_FILE, rewrite_package
 from pipelines.config import Config
 from tests.support.published import publish, random_range
-from tests.support.service import PATIENCE_S, Service, png, running, store
+from tests.support.service import Service, png, running, store
 from tests.support.tiny_models import random_images, tiny_model_config
 from tests.support.users import enterable_folder, plain_user
 
@@ -201,13 +200,6 @@ def crowd(service: Service) -> Iterator[list[tuple[str, str]]]:
         client.result()
 
 
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def digests(folder: Path, *parts: str) -> tuple[str, ...]:
     return tuple(read_artifact_header(folder / part).digest for part in parts)
 
@@ -227,16 +219,16 @@ def test_model_and_index_are_exchanged_as_a_pair_without_a_failed_request(tmp_pa
 
         with crowd(service) as pairs:
             put(tmp_path / "damaged", folder, "model")
-            until(lambda: is_logged("swap_refused", 1))
-            put(new, folder, "model")
-            until(lambda: is_logged("swap_refused", 2))  # the index is still that of the old model
+            service.until(lambda: is_logged("swap_refused", 1))
+            put(new, folder, "model")  # the index is still that of the old one
+            service.until(lambda: is_logged("swap_refused", 2))
             answered = len(pairs)
-            until(lambda: len(pairs) >= answered + CLIENTS)
+            service.until(lambda: len(pairs) >= answered + CLIENTS)
             assert set(pairs) == {before}
             put(new, folder, "index")
-            until(lambda: is_logged("swapped", 1))
+            service.until(lambda: is_logged("swapped", 1))
             answered = len(pairs)
-            until(lambda: len(pairs) >= answered + 4 * CLIENTS)
+            service.until(lambda: len(pairs) >= answered + 4 * CLIENTS)
         assert set(pairs) == {before, after}
         assert pairs[-1] == after
         with service.client() as client:
@@ -261,7 +253,7 @@ def test_who_is_inside_when_the_service_stops_is_answered_and_nobody_else(publis
             (inside,) = re.findall(r"^medclip_inside (\S+)$", figures, re.MULTILINE)
             return float(inside) + sum(item.done() for item in asked) >= len(asked)
 
-        until(are_inside)
+        service.until(are_inside)
         service.process.terminate()
         assert [item.result() for item in asked] == [200] * len(asked)
         assert service.wait() == 0

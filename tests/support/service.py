@@ -40,7 +40,7 @@ FINDINGS = ("Pleural Effusion", "Tuberculosis")
 PATIENCE_S = 90.0
 
 
-def store(folder: Path, model_digest: str | None = None, seed: int = 0) -> Path:
+def store(folder: Path, seed: int = 0) -> Path:
     """Commit a tiny model and its index below a folder; each study says two sentences."""
     model = published.publish(folder / "model", seed=seed)
     pixels = PixelRows(random_images(N_IMAGES), (96, 64))
@@ -53,8 +53,8 @@ def store(folder: Path, model_digest: str | None = None, seed: int = 0) -> Path:
         pixels,
     )
     predictor = load(model.path, "cpu")
-    similarity, digest = predictor.config.model.similarity, model_digest or model.digest
-    commit_index(folder / "index", chosen, pixels, predictor, similarity, digest)
+    similarity = predictor.config.model.similarity
+    commit_index(folder / "index", chosen, pixels, predictor, similarity, model.digest)
     return folder
 
 
@@ -93,6 +93,14 @@ class Service:
             return self.process.poll()
         return self.process.exitcode
 
+    def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait, while it runs, until something is so."""
+        end = time.monotonic() + PATIENCE_S
+        while not is_so():
+            assert self.exit_code() is None, self.log.read_text()
+            assert time.monotonic() < end, "the service did not get so far"
+            time.sleep(0.02)
+
     def wait(self) -> int | None:
         """Wait until it has ended, or too long, and give its exit code."""
         end = time.monotonic() + PATIENCE_S
@@ -104,8 +112,7 @@ class Service:
 @contextmanager
 def running(
     folder: Path,
-    *arguments: str,
-    wait: bool = True,
+    *,
     fresh: bool = False,
     constants: Mapping[str, float] | None = None,
     **settings: object,
@@ -124,15 +131,14 @@ def running(
     folder = Path(tempfile.mkdtemp(dir=folder))
     config, log, output = (folder / name for name in ("serve.json", "log.jsonl", "output"))
     config.write_text(json.dumps(tree))
-    words = ["--config", str(config), "--port", "0", *arguments]
+    words = ["--config", str(config), "--port", "0"]
     process = _start(words, log, output) if fresh else _fork(words, log, output, constants or {})
     service = Service(process, log)
     try:
-        _until(service, lambda: output.is_file() and output.read_text().endswith("\n"))
+        service.until(lambda: output.is_file() and output.read_text().endswith("\n"))
         service.url = json.loads(output.read_text())["url"]
-        if wait:
-            with service.client() as client:
-                _until(service, lambda: client.get("/ready").status_code == 200)
+        with service.client() as client:
+            service.until(lambda: client.get("/ready").status_code == 200)
         yield service
     finally:
         service.process.terminate()
@@ -164,11 +170,3 @@ def prepare(constants: Mapping[str, float]) -> None:
         module, _, name = place.partition(":")
         assert hasattr(importlib.import_module(module), name), place
         setattr(importlib.import_module(module), name, value)
-
-
-def _until(service: Service, is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert service.exit_code() is None, service.log.read_text()
-        assert time.monotonic() < end, "the service did not get ready"
-        time.sleep(0.02)
