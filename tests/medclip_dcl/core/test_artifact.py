@@ -228,9 +228,8 @@ def test_who_may_write_to_a_folder_cannot_vouch_for_it(settled, tmp_path, monkey
     file, note = settled.file("data.txt"), artifact._note_of(settled)
     assert settled.path not in note.parents
     file.write_bytes(b"CONTENT")  # as long as what was hashed
-    forged = json.dumps(
-        {"digest": settled.digest, "files": {"data.txt": artifact.file_stamp(file)}}
-    )
+    stamps = {"data.txt": artifact.file_stamp(file)}
+    forged = json.dumps({"digest": settled.digest, "files": stamps})
     shared = tmp_path / "shared/medclip-dcl"
     (shared / "verified").mkdir(parents=True)
     shared.chmod(0o777)

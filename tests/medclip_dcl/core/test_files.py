@@ -32,12 +32,10 @@ def test_failed_write_leaves_the_old_content(tmp_path, monkeypatch):
         files.write_bytes(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-    refused = Mock(side_effect=OSError(5, "Input/output error"))
-    monkeypatch.setattr(Path, "unlink", refused)  # what failed first is what is said
-    with (
-        pytest.raises(ArtifactUnwritable, match="model could not be written: No space"),
-        files.disk_faults_named(tmp_path / "model"),
-    ):
+    fault = OSError(5, "Input/output error")  # what failed first is named
+    monkeypatch.setattr(Path, "unlink", Mock(side_effect=fault))
+    refused = pytest.raises(ArtifactUnwritable, match="model could not be written: No space")
+    with refused, files.disk_faults_named(tmp_path / "model"):
         files.write_bytes(tmp_path / "a", b"new")
 
 
@@ -45,10 +43,8 @@ def test_a_disk_that_refuses_a_library_s_own_write_is_named(tmp_path: Path) -> N
     """Tokenizers and safetensors are written in Rust and raise errors of their own."""
     tokenizer, file = Tokenizer(models.WordPiece({"a": 0}, unk_token="a")), tmp_path / "words"
     words = "words could not be written"
-    with (
-        pytest.raises(ArtifactUnwritable, match=f"{words}: No space"),
-        files.disk_faults_named(file),
-    ):
+    refused = pytest.raises(ArtifactUnwritable, match=f"{words}: No space")
+    with refused, files.disk_faults_named(file):
         tokenizer.save("/dev/full")
     with pytest.raises(Exception, match="os error 2"), files.disk_faults_named(file):
         tokenizer.save(str(tmp_path / "absent" / "words"))
@@ -91,13 +87,8 @@ def test_a_file_is_written_in_a_folder_that_is_there(tmp_path: Path, name: str) 
 
 # --- Tables
 
-FORM = tables.TableFormat(
-    "numbers.parquet",
-    (
-        tables.Column("id", pa.string(), "name"),
-        tables.Column("value", pa.float64(), "number, metres"),
-    ),
-)
+ID, VALUE = tables.Column("id", pa.string(), "name"), tables.Column("value", pa.float64(), "metres")
+FORM = tables.TableFormat("numbers.parquet", (ID, VALUE))
 ROWS = [{"id": f"row{number}", "value": float(number)} for number in range(50)]
 
 
@@ -105,7 +96,7 @@ def test_rows_come_back_in_order_and_other_columns_are_refused(tmp_path):
     tables.write_table(tmp_path, FORM, ROWS)
     assert tables.read_table(tmp_path, FORM).to_pylist() == ROWS
     assert tables.read_table(tmp_path, FORM, ["value"]).column_names == ["value"]
-    tables.write_table(tmp_path, tables.TableFormat(FORM.file, FORM.columns[:1]), [{"id": "a"}])
+    tables.write_table(tmp_path, tables.TableFormat(FORM.file, (ID,)), [{"id": "a"}])
     with pytest.raises(ArtifactCorrupt, match="other columns"):
         tables.read_table(tmp_path, FORM)
 

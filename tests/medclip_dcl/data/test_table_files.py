@@ -90,17 +90,12 @@ def test_tables_that_cannot_be_used_are_refused(read, name, data, message):
             read(data, ["id", "text"], file)
 
 
-@pytest.mark.parametrize(
-    "pointer",
-    [
-        b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 1\n",
-        b"/annex/objects/SHA256E-s12--0.csv\n",
-        b"../.git/annex/objects/SHA256E-s12--0.csv\n",
-    ],
-)
-def test_a_pointer_to_a_table_is_refused(read, pointer: bytes) -> None:
-    with pytest.raises(StudyError, match="is a pointer of git-LFS or git-annex; fetch"):
-        read(pointer, ["id", "text"])
+def test_a_pointer_to_a_table_is_refused(read) -> None:
+    annex = "annex/objects/SHA256E-s12--0.csv\n"
+    lfs = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 1\n"
+    for pointer in (lfs, f"/{annex}", f"../.git/{annex}"):
+        with pytest.raises(StudyError, match="is a pointer of git-LFS or git-annex; fetch"):
+            read(pointer, ["id", "text"])
 
 
 def test_texts_are_what_was_quoted_and_a_name_with_another_separator_keeps_the_comma(read):
@@ -190,20 +185,11 @@ def test_columns_of_parquet_are_what_they_mean(tmp_path, column, want):
     assert read_rows(tmp_path / "t.parquet", ["id"])["id"] == want
 
 
-@pytest.mark.parametrize(
-    ("text", "want"),
-    [
-        (" s1\t", "s1"),
-        ("\u00a0s1\u3000", "s1"),
-        ("\ufeff s1\u200b", "s1"),
-        ('="007"', "007"),
-        ("Mu\u0308ller", "Müller"),
-        ("s 1", "s 1"),
-        ("1E5", "1E5"),
-    ],
-)
-def test_ids_lose_what_no_eye_sees_and_those_without_all_digits_are_refused(text, want):
-    assert clean_id(text) == want
+def test_ids_lose_what_no_eye_sees_and_those_without_all_digits_are_refused() -> None:
+    for shown in ("s1", "s 1", "1E5", "007", "Müller"):
+        for text in (shown, f" {shown}\t", f"\u00a0{shown}\u3000", f"\ufeff {shown}\u200b"):
+            assert clean_id(text) == clean_id(f'="{text}"') == shown
+    assert clean_id("Mu\u0308ller") == "Müller"
     for dropped in ("1.23457E+12", "1,2E+05", "1e+22"):  # by a spreadsheet
         with pytest.raises(StudyError, match="scientific notation"):
             clean_id(dropped)

@@ -56,13 +56,11 @@ def test_monochrome1_shows_the_same_picture_and_padding_is_black():
         assert np.array_equal(image.pixels[5:], scaled(expected[5:]))
 
 
-def with_icon() -> bytes:
-    icon = Dataset()
-    icon.Rows = icon.Columns = 8
-    icon.BitsAllocated, icon.SamplesPerPixel = 8, 1
-    icon.PhotometricInterpretation = "MONOCHROME1"
-    icon.add_new("PixelData", "OB", bytes(64))
-    return dicom_bytes(ramp(), IconImageSequence=[icon])
+ICON = Dataset()
+ICON.Rows = ICON.Columns = 8
+ICON.BitsAllocated, ICON.SamplesPerPixel = 8, 1
+ICON.PhotometricInterpretation = "MONOCHROME1"
+ICON.add_new("PixelData", "OB", bytes(64))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +72,7 @@ def with_icon() -> bytes:
         dicom_bytes(ramp().astype(np.int16) - 1024, bits_stored=16, RescaleIntercept="1024"),
         dicom_bytes(ramp()).replace(b"\xe0\x7f\x10\x00OW", b"\xe0\x7f\x10\x00UN"),
         dicom_bytes(ramp(), NumberOfFrames="1").replace(b"IS\x02\x001 ", b"IS\0\0"),
-        with_icon(),
+        dicom_bytes(ramp(), IconImageSequence=[ICON]),
     ],
     ids=["deflated", "overlay", "bits above others", "signed", "UN", "no number of frames", "icon"],
 )
@@ -440,12 +438,8 @@ def test_malformed_values_are_blank_and_an_image_without_ids_is_none(tmp_path):
 
 def test_hostile_bytes_are_none_and_every_cut_ends_in_a_header_or_none(tmp_path):
     sound = dicom_bytes(ramp(), **IDS)
-    start = sound[:300]
     cases = [
-        b"",
-        b"DICM",
-        b"\0" * 128 + b"DICM",
-        start,
+        *(b"", b"DICM", b"\0" * 128 + b"DICM", sound[:300]),
         sound[:132] + b"\x08\x00\x05\x00SQ\0\0\xff\xff\xff\xff" * 10_000,
         sound[:132] + b"\x08\x00\x05\x00LO\x00\x00" * 100_000,
         sound[:132] + b"\xfe\xff\x0d\xe0\0\0\0\0" * 100_000,

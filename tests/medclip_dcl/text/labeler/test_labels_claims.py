@@ -131,12 +131,9 @@ def test_reports_of_other_languages_have_no_labels() -> None:
     assert [report["id"] for report in foreign if read_sections(report["text"])] == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["No effusion is seen.", "A 2.3 cm nodule above the carina.", "Left-sided tube, 3:15 pm"],
-)
-def test_prose_is_left_as_it_is(text: str) -> None:
-    assert write_out(text) == text
+def test_prose_is_left_as_it_is() -> None:
+    for text in ("No effusion is seen.", "A 2.3 cm nodule above it.", "Left-sided tube, 3:15 pm"):
+        assert write_out(text) == text
 
 
 def test_reports_unite_their_sentences_and_assert_over_hedges_and_hedge_over_denials():
