@@ -101,9 +101,8 @@ def test_every_question_is_answered_and_one_sentence_or_image_stands_for_a_list(
 
 
 def test_refusals_bear_the_code_of_the_service(service: Service, folder: Path) -> None:
-    with Client(service.url, "w" * 40) as stranger, pytest.raises(ServiceError) as refused:
-        stranger.ground(folder / "image.dcm", ["Effusion"])
-    assert (refused.value.code, refused.value.status) == ("unauthorized", 401)
+    stranger = refusal(service.url, key="w" * 40)
+    assert (stranger.code, stranger.status) == ("unauthorized", 401)
     with Client(service.url, KEY) as client:
         with pytest.raises(ServiceError, match="unknown_format"):
             client.classify(b"no image")

@@ -30,9 +30,8 @@ def test_a_delta_peaks_inside_its_cell_s_rectangle(size, cell):
 @pytest.mark.parametrize("size", [(64, 64), (37, 90), (5, 3)], ids=str)
 def test_upsampling_agrees_with_torch_with_corners_not_aligned(size):
     grid = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
-    expected = functional.interpolate(
-        torch.from_numpy(grid)[None, None], size=size, mode="bilinear", align_corners=False
-    )
+    image = torch.from_numpy(grid)[None, None]
+    expected = functional.interpolate(image, size=size, mode="bilinear", align_corners=False)
     assert upsample(grid, *size) == pytest.approx(expected[0, 0].numpy(), abs=1e-5)
 
 

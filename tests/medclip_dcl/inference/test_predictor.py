@@ -4,7 +4,6 @@ import hashlib
 import io
 import logging
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from medclip_dcl.data.limits import ImagesConfig
 from medclip_dcl.inference.model_package import (
     BANK_FILE,
     OFFSETS_FILE,
-    SavedModel,
     read_bank,
     read_model_package,
 )
@@ -60,19 +58,14 @@ def levelled(tmp_path_factory) -> Predictor:
     return load(publish(folder, bank=random_images(6, 64)).path, "cpu")
 
 
-@pytest.fixture
-def changed(levelled, tmp_path) -> Callable[[str, bytes | None], SavedModel]:
-    """Return the model with a bank, with other content of a file, or without the file."""
-
-    def change(name: str, content: bytes | None) -> SavedModel:
-        folder = shutil.copytree(levelled.folder, tmp_path / "model")
-        saved = replace(read_model_package(folder), artifact=None)
-        (folder / name).unlink()
-        if content is not None:
-            (folder / name).write_bytes(content)
-        return saved
-
-    return change
+def rebuilt(model: Predictor, folder: Path, name: str, content: bytes | None = None) -> Predictor:
+    """Build a model again in a folder, with other content of a file, or without the file."""
+    shutil.copytree(model.folder, folder)
+    saved = replace(read_model_package(folder), artifact=None)
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+    return build_predictor(saved, torch.device("cpu"))
 
 
 def levels(predictor: Predictor, prompts: tuple[str, ...]) -> torch.Tensor:
@@ -153,26 +146,25 @@ def test_the_package_keeps_the_levels_of_its_prompts_and_what_they_were_fitted_t
     assert (bank.dtype, tuple(bank.shape)) == (torch.float16, (6, 4, 4, 16))
     level = offsets.findings[0]
     expected = levels(levelled, ("Pleural effusion", "No pleural effusion"))
-    gamma_squared = float(levelled.model.gamma) ** 2
-    assert level.positive / gamma_squared == pytest.approx(float(expected[0]), abs=1e-6)
-    assert level.negative / gamma_squared == pytest.approx(float(expected[1]), abs=1e-6)
+    scaled = float(levelled.model.gamma) ** 2 * expected
+    assert [level.positive, level.negative] == pytest.approx(scaled.tolist(), abs=1e-5)
     threshold = float(expected[0] - expected[1])
     assert levelled.offsets_of(levelled.findings)[0] == pytest.approx(threshold, abs=1e-6)
     for answer in levelled.classify(GREY).findings:
         assert answer.decision is (answer.margin > answer.offset)
 
 
-def test_a_free_prompt_is_levelled_over_the_kept_bank_alone(levelled, changed):
+def test_a_free_prompt_is_levelled_over_the_kept_bank_alone(levelled, tmp_path):
     own = levelled.offsets_of(levelled.findings)
     answers = levelled.classify(GREY, [*levelled.findings, HEART]).findings
     assert [item.offset for item in answers[:2]] == pytest.approx(own)
     positive, negative = levels(levelled, (*HEART.positive, *HEART.negative))
     assert answers[2].offset == pytest.approx(float(positive - negative), abs=1e-6)
-    bare = build_predictor(changed(BANK_FILE, None), torch.device("cpu"))
+    bare = rebuilt(levelled, tmp_path / "bare", BANK_FILE)
     assert bare.offsets_of([*bare.findings, HEART]) == [*own, None]
 
 
-def test_without_a_negative_prompt_the_level_of_the_positive_decides(levelled, changed):
+def test_without_a_negative_prompt_the_level_of_the_positive_decides(levelled, tmp_path):
     heart = Finding("heart", HEART.positive)
     level = float(levels(levelled, heart.positive)[0])
     regions = levelled.embed_images(random_images(6, 64))
@@ -185,7 +177,7 @@ def test_without_a_negative_prompt_the_level_of_the_positive_decides(levelled, c
     grids = levelled.finding_grids(regions[:1], [heart])
     ((found,), _) = levelled.phrase_grids(regions[:1], heart.positive)[0]
     assert grids[0, 0] == pytest.approx(found, abs=1e-5)
-    bare = build_predictor(changed(BANK_FILE, None), torch.device("cpu"))
+    bare = rebuilt(levelled, tmp_path / "bare", BANK_FILE)
     with pytest.raises(QueryError, match="finding 0 has no negative prompt, and this model no"):
         bare.classify(GREY, [heart])
 
@@ -204,9 +196,9 @@ def test_an_image_is_ranked_among_those_of_the_bank(levelled):
 
 
 @pytest.mark.parametrize(("name", "content"), [(OFFSETS_FILE, b"{}"), (BANK_FILE, b"nothing")])
-def test_offsets_that_cannot_be_read_are_named(changed, name, content):
+def test_offsets_that_cannot_be_read_are_named(levelled, tmp_path, name, content):
     with pytest.raises(CheckpointError, match=f"{name} of .* rerun train"):
-        build_predictor(changed(name, content), torch.device("cpu"))
+        rebuilt(levelled, tmp_path / "damaged", name, content)
 
 
 def test_ground_answers_in_pixels_of_the_original_image(model):

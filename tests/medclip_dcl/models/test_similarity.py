@@ -158,7 +158,6 @@ def test_pooling_equals_onnx_s_operator(low: float, high: float) -> None:
 
 def test_gradient_reaches_the_map() -> None:
     features = torch.randn(1, 1, 4, 4, dtype=torch.float64, requires_grad=True)
-    box = torch.tensor([[10.0, 5.0, 77.0, 90.0]], dtype=torch.float64)
-    assert torch.autograd.gradcheck(
-        lambda f: roi_align(f, box / 32, torch.tensor([0])), (features,)
-    )
+    box = torch.tensor([[10.0, 5.0, 77.0, 90.0]], dtype=torch.float64) / 32
+    image = torch.tensor([0])
+    assert torch.autograd.gradcheck(lambda f: roi_align(f, box, image), (features,))

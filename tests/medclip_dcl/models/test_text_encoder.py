@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn import functional
 from transformers import BertForMaskedLM
 
 from medclip_dcl.core.errors import CheckpointError
@@ -20,11 +21,8 @@ def test_the_first_state_is_projected_and_padding_does_not_change_it():
     states = encoder.backbone(input_ids=ids, attention_mask=mask).last_hidden_state
     torch.testing.assert_close(encoder(ids, mask)[1], encoder.projection(states[1, 0]))
     ids, mask = random_tokens(4, tokens=7)
-    padded_ids = torch.cat([ids, torch.full((4, 5), 17)], dim=1)
-    padded_mask = torch.cat([mask, torch.zeros(4, 5, dtype=torch.long)], dim=1)
-    torch.testing.assert_close(
-        encoder(padded_ids, padded_mask), encoder(ids, mask), atol=1e-6, rtol=1e-5
-    )
+    padded = encoder(functional.pad(ids, (0, 5), value=17), functional.pad(mask, (0, 5)))
+    torch.testing.assert_close(padded, encoder(ids, mask), atol=1e-6, rtol=1e-5)
 
 
 def test_a_language_model_in_cxr_bert_s_layout_fills_every_weight_of_bert(tmp_path):

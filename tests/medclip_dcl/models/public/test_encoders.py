@@ -127,21 +127,16 @@ def test_a_bright_patch_is_the_peak_of_its_heatmap(folders, name) -> None:
         assert divmod(int(heat.argmax()), 6) == (row, column)
 
 
-@pytest.mark.parametrize("name", ["clip", "siglip"])
 @torch.no_grad()
-def test_regions_of_a_whole_model_lie_in_the_space_of_its_texts(folders, name) -> None:
-    """Vectors of its images and texts are compared where it is adopted."""
-    folder, model = folders[name]
+def test_patches_of_a_siglip_are_pooled_one_by_one_into_the_space_of_its_texts(folders) -> None:
+    """Those of a CLIP, and vectors of images and texts, are compared where both are adopted."""
+    folder, model = folders["siglip"]
     _, encoder = start(None, folder, {"image": {"input_px": PX}}, whole=True)
     assert float(encoder.gamma**2) == pytest.approx(100, rel=1e-5)  # exp(4.7), and no more is kept
     ours, theirs = images()
     states = model.vision_model(theirs).last_hidden_state
-    if name == "clip":  # as its class token
-        states = model.visual_projection(model.vision_model.post_layernorm(states[:, 1:]))
-    else:  # pooled one by one
-        each = [model.vision_model.head(states[:, [cell]]) for cell in range(16)]
-        states = torch.stack(each, dim=1)
-    close(encoder.encode_images(ours), unit(states).unflatten(1, (4, 4)))
+    each = [model.vision_model.head(states[:, [cell]]) for cell in range(16)]
+    close(encoder.encode_images(ours), unit(torch.stack(each, dim=1)).unflatten(1, (4, 4)))
 
 
 def pooled(states: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:
