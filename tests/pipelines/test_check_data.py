@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from medclip_dcl.data import manifest, selection
-from medclip_dcl.data.images import Decoder
-from medclip_dcl.data.limits import ImagesConfig
-from medclip_dcl.data.records import BoxTable, ImageRecord, RawStudies, Reject, Source, Text
+from medclip_dcl.data.records import ImageRecord, RawStudies, Reject, Text
 from medclip_dcl.data.selection import Selection
 from medclip_dcl.text.sections import cut_report
 from pipelines import check_data
 from pipelines.__main__ import main
-from pipelines.check_data import PAGE, UNNAMED, Found, Inspection
+from pipelines.check_data import PAGE, UNNAMED, Found
 from pipelines.report import preflight
 from pipelines.report.preflight import read_preflight
 from tests.support.dicom import dicom_bytes, ramp
@@ -231,23 +229,18 @@ def test_real_sources_are_checked(tmp_path, test_data, monkeypatch):
     assert "same_pixels" not in {line["code"] for line in facts["lines"]}
 
 
-# ---- By hand
-
-
 def test_the_same_picture_has_one_key_however_it_is_stored(tmp_path: Path) -> None:
-    pixels = ramp(40, 50)
-    files = {
-        "plain": dicom_bytes(pixels, PixelSpacing=["0", "0"]),
-        "inverse": dicom_bytes(pixels.max() - pixels, PhotometricInterpretation="MONOCHROME1"),
-        "other": dicom_bytes(np.ascontiguousarray(pixels[:, ::-1])),
-        "flat": dicom_bytes(np.full_like(pixels, 7)),
-        "cut": dicom_bytes(pixels)[:-100],
-    }
-    for name, data in files.items():
-        (tmp_path / name).write_bytes(data)
-    listed = [ImageRecord(name, "s", "p", "PA", name) for name in files]
-    with Decoder(ImagesConfig(), 1) as decoder:
-        read = [check_data.inspect_image(record, tmp_path, decoder) for record in listed]
+    given, pixels = release(5), ramp(40, 50)
+    files = (
+        dicom_bytes(pixels, PixelSpacing=["0", "0"]),
+        dicom_bytes(pixels.max() - pixels, PhotometricInterpretation="MONOCHROME1"),
+        dicom_bytes(np.ascontiguousarray(pixels[:, ::-1])),
+        dicom_bytes(np.full_like(pixels, 7)),
+        dicom_bytes(pixels)[:-100],
+    )
+    given.image = {row[0]: data for row, data in zip(given.images, files, strict=True)}
+    assert check(tmp_path, given) == 3
+    read = rows(tmp_path / "work", preflight.ARTIFACT, preflight.IMAGES)
     plain, inverse, other, flat, cut = read
     assert plain["pixels_key"] == inverse["pixels_key"] != ""
     assert other["pixels_key"] not in {"", plain["pixels_key"]}
@@ -256,6 +249,24 @@ def test_the_same_picture_has_one_key_however_it_is_stored(tmp_path: Path) -> No
     assert (plain["height_px"], plain["width_px"]) == (40, 50)
     assert (flat["code"], flat["pixels_key"]) == ("constant", "")
     assert (cut["code"], cut["source"], cut["bits_stored"]) == ("truncated", "", None)
+
+
+def test_repeats_are_grouped_and_all_but_the_first_are_named(tmp_path: Path) -> None:
+    owners = {"a": "1", "b": "1", "c": "2", "d": "3"}  # the last is tested, the others train
+    images = [(name, owner, f"{owner}{name}", "AP") for name, owner in owners.items()]
+    given = Release(images, splits={"d": "test"})
+    given.image = {name: picture(number=name == "c") for name in owners}
+    assert check(tmp_path, given) == 3
+    repeats = [row for row in found(tmp_path) if "pixels" in row["code"]]
+    assert {(row["code"], row["id"], row["other"]) for row in repeats} == {
+        ("same_pixels", "b", "a"),
+        ("same_pixels", "d", "a"),
+        ("pixels_across_splits", "b", "d"),
+        ("pixels_across_splits", "d", "a"),
+    }
+
+
+# ---- By hand
 
 
 def test_every_character_of_a_report_is_marked_with_what_is_done_with_it() -> None:
@@ -291,25 +302,6 @@ def test_an_image_that_goes_with_its_report_is_not_blamed_itself() -> None:
         ("image_without_report", "row-1"),
         ("no_report", "row-2"),
     ]
-
-
-def test_repeats_are_grouped_and_all_but_the_first_are_named() -> None:
-    """Images a and b of p1, c of p2, all trained on, and d of p3, tested."""
-    owners = {"d": "p3", "b": "p1", "a": "p1", "c": "p2"}
-    listed = [ImageRecord(name, f"s{name}", owner, "PA", name) for name, owner in owners.items()]
-    seen = {"code": "", "inverted": False}
-    rows = [
-        {"image_id": name, "pixels_key": {"c": "other"}.get(name, "k"), **seen} for name in owners
-    ]
-    source = Source(RawStudies(Path(), listed, [], has_images=True), BoxTable([], set(), 0))
-    split_of = {"p1": "train", "p2": "train", "p3": "test"}
-    look = Inspection(source, chosen(listed, {}, []), split_of, rows, {})
-    assert set(check_data.find_faults(look)) == {
-        Found("same_pixels", "b", "a"),
-        Found("same_pixels", "d", "a"),
-        Found("pixels_across_splits", "b", "d"),
-        Found("pixels_across_splits", "d", "a"),
-    }
 
 
 def test_every_code_has_a_kind_and_a_meaning() -> None:
