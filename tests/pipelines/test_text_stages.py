@@ -1,6 +1,7 @@
 """Reports become sentences, claims, a language model, likelihoods and eta: keyed and counted."""
 
 import csv
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.support.corpus import commit_tables, sentence_rows
 from tests.support.jobs import config_for, made, rows, run
 
 UNIT_PIECES = 150
+PARTS = ".likelihoods.draft/parts"
 FINDINGS = (
     "The lungs are clear. No pleural effusion or pneumothorax.",
     "Small left pleural\n effusion. The heart is enlarged.",
@@ -260,13 +262,9 @@ def cut(split, tmp_path_factory):
     return work
 
 
-def parts_folder(work: Path) -> Path:
-    return work / ".likelihoods.draft/parts"
-
-
 def acknowledged(work: Path) -> dict[str, float]:
     """Scores on disk, each of another sentence."""
-    found = read_parts(parts_folder(work))[0].to_pylist()
+    found = read_parts(work / PARTS)[0].to_pylist()
     assert len({row["text_key"] for row in found}) == len(found)
     return {row["text_key"]: row["pll_nats"] for row in found}
 
@@ -274,16 +272,14 @@ def acknowledged(work: Path) -> dict[str, float]:
 def stop_after(tasks: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let the scorer be interrupted after some tasks; returns the keys that it is handed."""
     handed: list[str] = []
-    score = Scorer.score
+    score, numbers = Scorer.score, itertools.count()
 
     def scored(self, texts):
-        if tasks == scored.calls:
+        if next(numbers) == tasks:
             raise KeyboardInterrupt
-        scored.calls += 1
         handed.extend(map(text_key, texts))
         return score(self, texts)
 
-    scored.calls = 0
     monkeypatch.setattr(Scorer, "score", scored)
     return handed
 
@@ -362,7 +358,7 @@ def test_an_unfinished_draft_refuses_other_scores_by_name(
 
 def test_a_damaged_part_is_scored_again_and_said_so(cut, scored, tmp_path, capsys):
     work = copy_of(cut, tmp_path)
-    part = next(parts_folder(work).glob("part-*.parquet"))
+    part = next((work / PARTS).glob("part-*.parquet"))
     part.write_bytes(part.read_bytes()[:-9])
     run("score_sentences", work)
     assert made(work, scoring.ARTIFACT).digest == made(scored, scoring.ARTIFACT).digest
@@ -396,37 +392,25 @@ def test_every_gpu_has_one_process(split, monkeypatch, workers, processes):
 # ---- Eta
 
 
-@pytest.fixture(scope="module")
-def drawn(split, tmp_path_factory):
-    """Likelihoods that are drawn; one sentence is certain."""
-    work = copy_of(split, tmp_path_factory.mktemp("drawn"))
-    generator = np.random.default_rng(0)
-    listed = distinct_sentences(made(work, sentences.ARTIFACT)).to_pylist()
-    pll_nats = [0.0, *(-generator.gamma(2, 6, len(listed) - 1)).tolist()]
-    table = [
-        {"text_key": row["text_key"], "pll_nats": value, "tokens": 5, "count": row["count"]}
-        for row, value in zip(listed, pll_nats, strict=True)
-    ]
-    commit_tables(work, scoring.ARTIFACT, {scoring.LIKELIHOODS: table})
-    return work
-
-
 def eta_of(work: Path, *settings: str) -> tuple[Artifact, list[dict]]:
     run("build_eta_cache", work, *(f"eta.{setting}" for setting in settings))
     return made(work, eta.ARTIFACT), rows(work, eta.ARTIFACT, eta.ETA)
 
 
-@pytest.mark.parametrize(("a", "k", "eta_max"), [(0.2, 0.35, 0.2), (0.5, 40, 0.4), (0.5, 0.1, 0.4)])
-def test_eta_is_exactly_the_capped_formula_and_the_summary_describes_it(drawn, a, k, eta_max):
+@pytest.mark.parametrize(("a", "k", "eta_max"), [(0.2, 0.35, 0.2), (0.5, 40, 0.4), (0.5, 0.1, 0.1)])
+def test_eta_is_exactly_the_capped_formula_and_the_summary_describes_it(
+    scored, tmp_path, a, k, eta_max
+):
     """With k = 40 most are 0."""
-    artifact, found = eta_of(drawn, f"a={a}", f"k={k}", f"eta_max={eta_max}")
+    work = copy_of(scored, tmp_path)
+    artifact, found = eta_of(work, f"a={a}", f"k={k}", f"eta_max={eta_max}")
     pll_nats = torch.tensor([row["pll_nats"] for row in found], dtype=torch.float64)
     values = [row["eta"] for row in found]
     assert values == (a * torch.exp(k * pll_nats)).clamp(max=eta_max).tolist()
     counts = [row["count"] for row in found]
     assert max(counts) > min(counts)  # else weights would not show
     is_capped = [float(value) > eta_max for value in a * torch.exp(k * pll_nats)]
-    assert any(is_capped) == (a == 0.5)
+    assert (any(is_capped), all(is_capped)) == (k == 0.1, False)
     expected = {
         "sentences": len(values),
         "capped_share": np.mean(is_capped),
@@ -445,24 +429,23 @@ def test_eta_is_exactly_the_capped_formula_and_the_summary_describes_it(drawn, a
 
 
 def test_where_there_are_no_likelihoods_a_constant_needs_none_and_else_the_job_is_named(
-    drawn, tmp_path, capsys
+    split, tmp_path, capsys
 ):
-    work = copy_of(drawn, tmp_path)
-    shutil.rmtree(work / "likelihoods")
+    work = copy_of(split, tmp_path)
     _, found = eta_of(work, "source=constant", "constant=0.1")
     assert {(row["eta"], row["pll_nats"]) for row in found} == {(0.1, None)}
     run("build_eta_cache", work, code=4)
     assert "score_sentences" in capsys.readouterr().err
 
 
-def test_a_table_that_lacks_sentences_ends_with_4_and_counts_them(drawn, tmp_path, capsys):
+def test_a_table_that_lacks_sentences_ends_with_4_and_counts_them(split, tmp_path, capsys):
     table = tmp_path / "given.csv"
-    texts = distinct_sentences(made(drawn, sentences.ARTIFACT))["text"].to_pylist()
+    texts = distinct_sentences(made(split, sentences.ARTIFACT))["text"].to_pylist()
     with table.open("w", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow(["text", "rho"])
         writer.writerows([text, number / 40] for number, text in enumerate(texts[2:]))
-    run("build_eta_cache", drawn, "eta.source=table", f"eta.table={table}", code=4)
+    run("build_eta_cache", split, "eta.source=table", f"eta.table={table}", code=4)
     message = capsys.readouterr().err
     assert "lacks 2 of 25 sentences" in message
     assert "0: no correction" in message
