@@ -89,10 +89,3 @@ def test_a_model_that_is_exchanged_meanwhile_is_not_mixed_in(tmp_path, url):
         client.model = lambda: facts  # what the service had said before the exchange
         with pytest.raises(ConfigError, match="another model since this run began"):
             write_findings(client, [tmp_path / "a.png"], tmp_path / "answers.csv")
-
-
-def test_a_folder_without_a_table_is_refused_with_the_way(tmp_path, capfd):
-    assert main(["ask", "classify", str(tmp_path)]) == 2
-    said = capfd.readouterr().err
-    assert "is a folder; name an image, or write a row for each" in said
-    assert "--csv FILE" in said

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -22,24 +23,18 @@ from tests.house.tree import ROOT
 from tests.support import forkserver
 from tests.support.processes import options
 
-SMALL = options(
-    [
-        'jobs=["generate_studies","build_manifest"]',
-        *("generate.patients=4", "generate.size_px=64", "workers=1"),
-    ]
-)
+STAGES = 'jobs=["generate_studies","build_manifest"]'
+SMALL = options([STAGES, "generate.patients=4", "generate.size_px=64", "workers=1"])
 
 
 def test_help_names_every_command_below_its_heading_and_loads_no_library(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     assert main(["--help"]) == 0
-    text = capsys.readouterr().out
-    lines = text.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     headings = [line.split()[1:-1] for line in lines if line.startswith("╭")]
     assert [" ".join(words) for words in headings] == ["Options", *HEADINGS]
-    assert [line.split()[1] for line in lines if re.match(r"│ [a-z]", line)] == [
-        name for names in COMMANDS.values() for name in names
-    ]
+    listed = [line.split()[1] for line in lines if re.match(r"│ [a-z]", line)]
+    assert listed == [*chain(*COMMANDS.values())]
     assert len(lines) <= 72
     look = (
         "import sys; from pipelines.__main__ import main; main(['--help']);"
@@ -59,6 +54,8 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
     ("line", "code", "said"),
     [
         ("ask retrieve --target text", 2, "one of the arguments --text --image is required"),
+        ("ask classify FOLDER", 2, "is a folder; name an image, or write a row for each"),
+        ("ask classify FOLDER", 2, "with `medclip ask classify FOLDER --csv FILE`"),
         ("evaluate --config demo --set work=FOLDER", 4, "evaluate: no "),
         ("evaluate --config nowhere.yaml", 2, "nowhere.yaml does not exist"),
         ("evaluate", 2, "--config"),
@@ -74,7 +71,7 @@ def test_what_is_missing_has_the_exit_code_of_the_stage(capsys, tmp_path, line, 
 def test_studies_are_not_generated_over_a_folder_of_someone_else(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real/note.txt").write_text("mine")
-    words = ["--set", f"work={tmp_path / 'work'}", "--set", f"source.root={tmp_path / 'real'}"]
+    words = options([f"work={tmp_path / 'work'}", f"source.root={tmp_path / 'real'}"])
     assert main(["generate_studies", "--config", "demo", *words, *SMALL]) == 4
     assert [item.name for item in (tmp_path / "real").iterdir()] == ["note.txt"]
 

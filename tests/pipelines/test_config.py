@@ -110,6 +110,7 @@ DEMO = "base: demo\n"
         ),
         (f"{DEMO}work: 2026-01-01", r"work = 2026-01-01: .* string; put it in quotes$"),
         (f"{DEMO}objective: {{kind: infonec}}", r"objective\.kind = 'infonec': there is no loss"),
+        ("# nothing yet\n", r"config\.yaml is empty; `medclip init TABLE` writes one"),
         # Faults of YAML, by line and column.
         ("work: a\n\tb: 1\n", r"config\.yaml, line 2, column 1: found character '\\t' that"),
         ("work: a: b\n", r"line 1, column 8: mapping values are not allowed here; correct it$"),
@@ -123,7 +124,7 @@ DEMO = "base: demo\n"
         (f"seed: {'9' * 100_000}\n", "more than 64 digits"),
         (f"seed: 0x{'9' * 100_000}\n", "more than 64 digits"),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_a_file_that_cannot_be_meant_is_refused_and_not_printed(config_file, text, message):
     config_file.write_text(text, encoding="utf-8")
@@ -173,9 +174,3 @@ def test_an_address_with_a_password_is_refused_and_not_repeated(config_file, add
     with pytest.raises(ConfigError, match="model is an address with a user or password"):
         read_settings_of(ServeSettings, None, environment, "MEDCLIP_")
     assert load_config(config_file, ["source.archive=https://pacs.intern/a@b"])
-
-
-def test_an_empty_config_is_refused_with_the_way_to_one(tmp_path: Path) -> None:
-    (tmp_path / "empty.yaml").write_text("# nothing yet\n")
-    with pytest.raises(ConfigError, match=r"empty\.yaml is empty; `medclip init TABLE` writes one"):
-        load_config(tmp_path / "empty.yaml")

@@ -30,8 +30,12 @@ def write(tmp_path: Path, source: Release) -> Path:
     return tmp_path / "source"
 
 
-def build(tmp_path: Path, name: str = "work", **settings: Any) -> Path:
-    """Build the manifest of what was written, and return the work folder."""
+def build(
+    tmp_path: Path, written: Release | None = None, name: str = "work", **settings: Any
+) -> Path:
+    """Build the manifest of a release, or of what was written, and return the work folder."""
+    if written is not None:
+        write(tmp_path, written)
     source = {"root": str(tmp_path / "source"), "max_reject_share": 1.0} | settings
     images = {"size_px": 32} | source.pop("images", {})
     config_file = config_for(tmp_path / name, source=source, images=images, workers=2)
@@ -44,8 +48,7 @@ def rows(work: Path, form: Any) -> list[dict[str, Any]]:
 
 
 def test_whole_release_comes_through(tmp_path: Path) -> None:
-    write(tmp_path, release(5))
-    work = build(tmp_path)
+    work = build(tmp_path, release(5))
     images = rows(work, manifest.IMAGES)
     assert [row["image_id"] for row in images] == sorted(row["image_id"] for row in images)
     assert len(images) == 5
@@ -69,8 +72,7 @@ def test_patients_with_boxes_never_train_and_no_patient_is_split(tmp_path: Path)
         f"Edema,mild  edema,files/p10/p10000002/x.dcm,1,2,3,4,{images[2]},50,40",
         "Edema,mild edema,files/p10/p10000003/s5/elsewhere.dcm,1,2,3,4,elsewhere,50,40",
     ]
-    write(tmp_path, source)
-    work = build(tmp_path, boxes="boxes.csv")
+    work = build(tmp_path, source, boxes="boxes.csv")
     splits = {row["subject_id"]: row["split"] for row in rows(work, manifest.IMAGES)}
     assert splits["10000000"] == "train"
     assert splits["10000001"] == "validate"
@@ -113,8 +115,7 @@ def test_studies_that_the_release_sectioned_by_hand_keep_their_text(tmp_path: Pa
     source = release(2)
     source.images = [("a", "10000000", "51410602", "AP"), ("b", "10000001", "58235663", "AP")]
     source.report = {"51410602": b"x" * 47 + b"Lungs are clear. ".ljust(273) + b"Signed."}
-    write(tmp_path, source)
-    work = build(tmp_path)
+    work = build(tmp_path, source)
     (report,) = rows(work, manifest.REPORTS)
     assert (report["impression"], report["last_paragraph"]) == ("", "Lungs are clear.")
     reasons = {row["id"]: row["reason"] for row in rows(work, manifest.REJECTS)}
@@ -142,8 +143,7 @@ def test_a_config_that_reads_labels_is_refused_where_there_are_none(tmp_path, ca
 
 def test_images_come_out_as_the_square_of_what_went_in(tmp_path: Path) -> None:
     source = release(10)
-    write(tmp_path, source)
-    work = build(tmp_path)
+    work = build(tmp_path, source)
     run("prepare_images", work)
     images = PreparedImages(made(work, prepared.ARTIFACT))
     assert (len(images), images.size_px) == (10, 32)
@@ -161,19 +161,14 @@ def test_images_come_out_as_the_square_of_what_went_in(tmp_path: Path) -> None:
 def test_refused_images_are_rows_with_a_reason(tmp_path: Path) -> None:
     source = release(10)
     ids = [row[0] for row in source.images]
-    source.image = {
-        ids[2]: dicom_bytes(np.full((9, 9), 5, dtype=np.uint16)),
-        ids[5]: dicom_bytes(ramp())[:900],
-    }
-    write(tmp_path, source)
-    work = build(tmp_path, max_reject_share=0.1)
+    constant = dicom_bytes(np.full((9, 9), 5, dtype=np.uint16))
+    source.image = {ids[2]: constant, ids[5]: dicom_bytes(ramp())[:900]}
+    work = build(tmp_path, source, max_reject_share=0.1)
     run("prepare_images", work, code=3)
     run("prepare_images", work, "source.max_reject_share=0.2")
     rejects = jobs.rows(work, prepared.ARTIFACT, manifest.REJECTS)
-    assert [(row["id"], row["reason"]) for row in rejects] == [
-        (ids[2], "constant"),
-        (ids[5], "truncated"),
-    ]
+    reasons = [(row["id"], row["reason"]) for row in rejects]
+    assert reasons == [(ids[2], "constant"), (ids[5], "truncated")]
     images = PreparedImages(made(work, prepared.ARTIFACT))
     assert images.image_ids == [name for name in ids if name not in {ids[2], ids[5]}]
 
@@ -182,8 +177,7 @@ def test_two_dask_workers_give_the_bytes_of_the_local_pool(tmp_path: Path) -> No
     source = release(30)
     spoilt = {3: b"no image", 7: dicom_bytes(ramp())[:900]}
     source.image = {source.images[number][0]: data for number, data in spoilt.items()}
-    write(tmp_path, source)
-    here = build(tmp_path, "here")
+    here = build(tmp_path, source, "here")
     run("prepare_images", here)
     forkserver.context()  # has imported what the workers of the cluster need
     with (
@@ -193,7 +187,7 @@ def test_two_dask_workers_give_the_bytes_of_the_local_pool(tmp_path: Path) -> No
         ) as cluster,
     ):
         address = cluster.scheduler_address
-        there = build(tmp_path, "there", images={"dask_scheduler": address})
+        there = build(tmp_path, name="there", images={"dask_scheduler": address})
         run("prepare_images", there)
         with Client(cluster) as client:
             busy = client.run(_decode_workers)

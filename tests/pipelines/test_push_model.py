@@ -30,9 +30,8 @@ from pipelines.__main__ import main
 from pipelines.config import Config
 from pipelines.publish import export_model
 from tests.support.canaries import found_in, spoil_settings
-from tests.support.corpus import write_config
 from tests.support.hub import COMMIT, TOKEN, Hub, running_hub
-from tests.support.jobs import made, write_evaluated
+from tests.support.jobs import made, run_here, write_evaluated
 from tests.support.published import add_heads, publish
 from tests.support.tiny_models import tiny_model_config
 
@@ -46,22 +45,18 @@ SENT = {
 
 
 @pytest.fixture(scope="module")
-def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = write_evaluated(tmp_path_factory.mktemp("pushed") / "work", subjects=("patient-17",))
     words = {"intended_use": "Tests.", "limits": ["Tiny images."], "licence": "mit"}
-    path = write_config(work.parent / "config.yaml", work, card=words)
-    assert main(["write_cards", "--config", str(path)]) == 0
-    return path
+    return run_here("write_cards", work, card=words)
 
 
-def model_of(config_file: Path) -> Artifact:
-    return made(config_file.parent / "work", model_package.ARTIFACT)
+def model_of(work: Path) -> Artifact:
+    return made(work, model_package.ARTIFACT)
 
 
-def public_copy(
-    config_file: Path, model: Path, folder: Path, *, vocabulary: bool = True
-) -> Artifact:
-    cards = pages.cards_of(config_file.parent / "work", model_of(config_file))
+def public_copy(work: Path, model: Path, folder: Path, *, vocabulary: bool = True) -> Artifact:
+    cards = pages.cards_of(work, model_of(work))
     return export_model(model, cards, folder, allow_vocabulary=vocabulary)
 
 
@@ -82,15 +77,13 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         yield hub
 
 
-def push(config_file: Path, *options: str) -> int:
-    words = ["--config", str(config_file), "--repo", "someone/images", "--allow-vocabulary"]
+def push(work: Path, *options: str) -> int:
+    words = ["--config", f"{work}.yaml", "--repo", "someone/images", "--allow-vocabulary"]
     return main(["push_model", *words, *options])
 
 
-def test_what_arrives_is_the_model_without_patients_and_can_be_loaded(
-    config_file, hub, tmp_path, capsys
-):
-    assert push(config_file) == 0
+def test_what_arrives_is_the_model_without_patients_and_can_be_loaded(work, hub, tmp_path, capsys):
+    assert push(work) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"{hub.url}/someone/images/commit/1"
     assert hub.visibility == "private"
     assert set(hub.files) == SENT
@@ -98,20 +91,20 @@ def test_what_arrives_is_the_model_without_patients_and_can_be_loaded(
     for name, data in hub.files.items():
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_bytes(data)
-        for secret in ("patient-17", subject_hash("patient-17"), str(config_file.parent)):
+        for secret in ("patient-17", subject_hash("patient-17"), str(work.parent)):
             assert secret.encode() not in data, name
     model = read_model_package(folder)
     assert model.subject_hashes is None
-    own = model_of(config_file).path
+    own = model_of(work).path
     assert hub.files["model.safetensors"] == (own / "model.safetensors").read_bytes()
     assert load(folder, device="cpu").encode_text("no effusion").ndim == 1
 
 
 def test_what_was_pushed_is_loaded_by_name_and_from_what_a_hub_makes_of_it(
-    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = model_of(config_file).path
-    copy = public_copy(config_file, own, tmp_path / "copy")
+    work, tmp_path, monkeypatch
+):
+    own = model_of(work).path
+    copy = public_copy(work, own, tmp_path / "copy")
     with running_hub(Hub()) as hub:
         hub.files = {name: (copy.path / name).read_bytes() for name in (*copy.files, HEADER)}
         hub.files[".gitattributes"] = b"*.safetensors filter=lfs"
@@ -139,11 +132,11 @@ def test_what_was_pushed_is_loaded_by_name_and_from_what_a_hub_makes_of_it(
     assert load(clone, device="cpu").digest == copy.digest
 
 
-def test_heads_and_offsets_go_along_and_the_images_of_their_bank_stay(config_file, tmp_path):
-    own = model_of(config_file).path
+def test_heads_and_offsets_go_along_and_the_images_of_their_bank_stay(work, tmp_path):
+    own = model_of(work).path
     model = open_artifact(Path(shutil.copytree(own, tmp_path / "model")), model_package.ARTIFACT)
     add_heads(model, load(model.path, device="cpu").config.model.similarity.dim)
-    copy = public_copy(config_file, model.path, tmp_path / "copy")
+    copy = public_copy(work, model.path, tmp_path / "copy")
     assert set(copy.files) == SENT - {HEADER} | {"heads.json", "heads.safetensors"}
     assert (model.path / model_package.BANK_FILE).is_file()
     assert model_package.BANK_FILE not in copy.files
@@ -156,42 +149,42 @@ def test_heads_and_offsets_go_along_and_the_images_of_their_bank_stay(config_fil
     assert heads[0].answer(features) == own_heads[0].answer(features)
 
 
-def test_a_public_repository_is_written_to_only_when_it_is_meant(config_file, hub, capsys):
+def test_a_public_repository_is_written_to_only_when_it_is_meant(work, hub, capsys):
     hub.visibility = "public"
-    assert push(config_file) == 2
+    assert push(work) == 2
     assert hub.files == {}
     assert "give --public" in capsys.readouterr().err
-    assert push(config_file, "--public") == 0
+    assert push(work, "--public") == 0
     assert set(hub.files) == SENT
 
 
-def test_a_dry_run_lists_the_files_and_sends_nothing(config_file, hub, capsys):
-    assert push(config_file, "--dry-run") == 0
+def test_a_dry_run_lists_the_files_and_sends_nothing(work, hub, capsys):
+    assert push(work, "--dry-run") == 0
     *files, last = capsys.readouterr().out.splitlines()
     assert last == "nothing was sent"
     assert {line.split()[1] for line in files} == SENT
     assert hub.asked == []
 
 
-def test_a_hub_that_refuses_or_is_away_is_named(config_file, tmp_path, monkeypatch, capsys):
+def test_a_hub_that_refuses_or_is_away_is_named(work, tmp_path, monkeypatch, capsys):
     with running_hub(Hub()) as hub:
         reach(monkeypatch, hub.url, tmp_path / "cache")
         monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
-        assert push(config_file) == 1
+        assert push(work) == 1
         assert "status 401" in capsys.readouterr().err
         assert hub.files == {}
     close_session()  # a connection that is open outlives its server
-    assert push(config_file) == 1
+    assert push(work) == 1
     assert "cannot be reached" in capsys.readouterr().err
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert push(config_file) == 2
+    assert push(work) == 2
     assert "HF_HUB_OFFLINE" in capsys.readouterr().err
 
 
-def test_a_vocabulary_and_a_file_that_is_not_a_model_s_stay_here(config_file, tmp_path):
-    own = model_of(config_file)
+def test_a_vocabulary_and_a_file_that_is_not_a_model_s_stay_here(work, tmp_path):
+    own = model_of(work)
     with pytest.raises(CheckpointError, match="--allow-vocabulary"):
-        public_copy(config_file, own.path, tmp_path / "copy", vocabulary=False)
+        public_copy(work, own.path, tmp_path / "copy", vocabulary=False)
     model = tmp_path / "model"
     with write_artifact(model, model_package.ARTIFACT, own.fingerprint) as writer:
         shutil.copytree(own.path, writer.directory, dirs_exist_ok=True)
@@ -199,13 +192,12 @@ def test_a_vocabulary_and_a_file_that_is_not_a_model_s_stay_here(config_file, tm
         (writer.directory / "sentences.csv").write_text("There is a left pleural effusion.")
         writer.commit({})
     with pytest.raises(CheckpointError, match="1 files that no model package has"):
-        public_copy(config_file, model, tmp_path / "copy")
+        public_copy(work, model, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 
 
-def test_the_copy_is_not_evaluated_unless_the_patients_are_known_to_be_new(config_file, tmp_path):
-    copy = public_copy(config_file, model_of(config_file).path, tmp_path / "model").path
-    work = config_file.parent / "work"
+def test_the_copy_is_not_evaluated_unless_the_patients_are_known_to_be_new(work, tmp_path):
+    copy = public_copy(work, model_of(work).path, tmp_path / "model").path
     source, images = made(work, manifest.ARTIFACT), PreparedImages(made(work, prepared.ARTIFACT))
     with pytest.raises(ArtifactStale, match=r"does not say whom .* evaluate\.allow_contaminated"):
         refuse_contaminated(copy, source, [], images, allowed=False)
@@ -213,12 +205,12 @@ def test_the_copy_is_not_evaluated_unless_the_patients_are_known_to_be_new(confi
     assert counts == {"contaminated": None, "repeated_images": None}  # nobody knows
 
 
-def test_no_setting_that_names_a_place_or_a_host_is_published(config_file, tmp_path):
+def test_no_setting_that_names_a_place_or_a_host_is_published(work, tmp_path):
     model = {"model": tiny_model_config(), "images": ImagesConfig(size_px=64)}
     config = cast("Config", spoil_settings(Config(work="unused", **model)))
     own = publish(tmp_path / "model", config=config)
     assert found_in(own.file("config.json").read_bytes())
-    copy = public_copy(config_file, own.path, tmp_path / "copy")
+    copy = public_copy(work, own.path, tmp_path / "copy")
     found = [name for name in (*copy.files, HEADER) if found_in((copy.path / name).read_bytes())]
     assert found == []
     published = read_training_config(copy.path)

@@ -57,8 +57,8 @@ def work(corpus: Path, tmp_path: Path) -> Path:
     return shutil.copytree(corpus, tmp_path / "work")
 
 
-def train(work: Path, **sections: Mapping[str, Any]) -> int:
-    return main(["--config", str(write_config(work / "config.yaml", work, **sections))])
+def train(work: Path, *flags: str, **sections: Mapping[str, Any]) -> int:
+    return main(["--config", str(write_config(work / "config.yaml", work, **sections)), *flags])
 
 
 def figures(work: Path) -> list[dict[str, Any]]:
@@ -194,30 +194,26 @@ def test_a_run_does_not_go_on_with_another_eta_or_other_settings(work, capfd):
 
 def test_a_forced_run_goes_on_with_checkpoints_of_its_own_code_alone(work, capfd):
     loop = {"steps": 12, "save_every_steps": 2}
-    for changed in (False, True):
-        for name in ("model", "checkpoints"):
-            shutil.rmtree(work / name, ignore_errors=True)
-        assert stop_after(work, 3, train=loop) == 75
-        if changed:
-            for path in (work / "checkpoints").glob("step-*"):
-                made_by_other_code(path, "medclip_dcl/losses/debiased.py")
+    assert stop_after(work, 3, train=loop) == 75
+    changed, unforced = (
+        shutil.copytree(work, work.with_name(name)) for name in ("changed", "unforced")
+    )
+    for path in (*changed.glob("checkpoints/step-*"), *unforced.glob("checkpoints/step-*")):
+        made_by_other_code(path, "medclip_dcl/losses/debiased.py")
+    for folder, begins_again in ((work, False), (changed, True)):
         capfd.readouterr()
-        config_file = write_config(work / "config.yaml", work, train=loop)
-        if changed:  # without --force it goes on, and says so
-            shutil.copytree(work, work.with_name("unforced"))
-            unforced = write_config(work / "unforced.yaml", work.with_name("unforced"), train=loop)
-            assert main(["--config", str(unforced)]) == 0
-            told = "checkpoints reused, made before medclip_dcl/losses/debiased.py changed"
-            assert told in capfd.readouterr().err
-        assert main(["--config", str(config_file), "--force"]) == 0
+        assert train(folder, "--force", train=loop) == 0
         shown = capfd.readouterr().out
         assert '"state": "made"' in shown
-        assert ('"from_step": 0,' in shown) is changed
-    assert main(["--config", str(config_file), "--force"]) == 0
+        assert ('"from_step": 0,' in shown) is begins_again
+    assert train(unforced, train=loop) == 0  # it goes on, and says so
+    told = "checkpoints reused, made before medclip_dcl/losses/debiased.py changed"
+    assert told in capfd.readouterr().err
+    assert train(work, "--force", train=loop) == 0
     assert '"state": "made"' in capfd.readouterr().out
     assert train(work, train={"steps": 2}) == 4
     assert "a finished model" in capfd.readouterr().err
-    assert main(["--config", str(work / "config.yaml"), "--replace"]) == 0
+    assert train(work, "--replace", train={"steps": 2}) == 0
     assert "settings.train.steps: 12 -> 2" in capfd.readouterr().out
 
 
