@@ -6,17 +6,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from PIL import Image
 
 from medclip_dcl.inference.adoption import adopt
 from medclip_dcl.inference.predictor import load
 from pipelines.__main__ import main
+from tests.support.jobs import config_for, write_studies
 from tests.support.public_checkpoints import PROCESSORS, write_biovil, write_pair
 from tests.support.service import running
-from tests.support.tiny_models import random_images
 
-REPORTS = ("No pleural effusion is seen. The heart is normal in size.",
-           "There is a left pleural effusion. The heart is enlarged.")  # fmt: skip
 MAKERS: dict[str, Callable[[Path], object]] = {
     "clip": lambda folder: write_pair(folder, "clip", PROCESSORS["clip"]),
     "biovil": lambda folder: write_biovil(folder, temporal=False),
@@ -50,40 +47,35 @@ def work(request, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp(request.param)
     MAKERS[request.param](root / "checkpoint")
     adopt(root / "checkpoint", root / "run/model")
-    rows = ["patient,file,report,effusion"]
-    (root / "images").mkdir()
-    for number, pixels in enumerate(random_images(40, 72)):
-        Image.fromarray(pixels).save(root / f"images/{number}.png")
-        rows.append(f"p{number},images/{number}.png,{REPORTS[number % 2]},{number % 2}")
-    (root / "studies.csv").write_text("\n".join(rows), encoding="utf-8")
+    write_studies(root / "studies.csv", 40)
     made = json.loads((root / "run/model/config.json").read_text())["images"]
     columns = {"path": "file", "subject_id": "patient", "report": "report"}
     columns["labels"] = {"Pleural Effusion": "effusion"}
     source = {"kind": "table", "root": str(root), "table": "studies.csv", "columns": columns}
-    tree = {
-        "work": str(root / "run"),
-        "source": {**source, "frontal_views": [""], "validate_share": 0.3, "test_share": 0.3},
-        "images": {name: made[name] for name in ("size_px", "fit")},
-        "probabilities": {"least_per_class": 2},
-        "evaluate": {"bootstrap": 5},
-        "card": {"intended_use": "Tests.", "limits": ["All."], "licence": "mit", "data": "None."},
-    }
-    (root / "config.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    config_for(
+        root / "run",
+        source=source | {"frontal_views": [""], "validate_share": 0.3, "test_share": 0.3},
+        images={name: made[name] for name in ("size_px", "fit")},
+        probabilities={"least_per_class": 2},
+        evaluate={"bootstrap": 5},
+        card={"intended_use": "Tests.", "limits": ["All."], "licence": "mit", "data": "None."},
+    )
     return root
 
 
 def test_every_command_takes_it_or_says_why_not(work, monkeypatch, capsys):
     monkeypatch.chdir(work)
-    size = yaml.safe_load((work / "config.yaml").read_text())["images"]["size_px"]
+    size = yaml.safe_load((work / "run.yaml").read_text())["images"]["size_px"]
     for line, code, shown in STEPS:
         command, *words = line.split()
-        own = [] if command in {"export", "compare"} else ["--config", "config.yaml"]
+        own = [] if command in {"export", "compare"} else ["--config", "run.yaml"]
         assert main([command, *own, *words]) == code, line
         output = capsys.readouterr()
         assert shown.replace("SIZE", str(size)) in output.out + output.err, line
     card = (work / "run/cards/model_card.md").read_text(encoding="utf-8")
     assert "Trained elsewhere, and adopted" in card
-    assert "objective" not in card
+    assert "| adopted from |" in card
+    assert "| objective |" not in card
     predictor = load(work / "run", "cpu")
     assert f"elsewhere: {predictor.card['source']['family']}, checkpoint" in repr(predictor)
     (head,) = predictor.classify(work / "images/1.png").heads

@@ -1,6 +1,5 @@
 """A table becomes a trained and evaluated model by calls in Python, in an empty folder."""
 
-import csv
 import io
 import re
 import subprocess
@@ -23,7 +22,7 @@ from medclip_dcl.text import sentences
 from pipelines.stages import DATA, STAGES
 from tests.house.tree import ROOT
 from tests.support import forkserver
-from tests.support.jobs import rows
+from tests.support.jobs import REPORTS, rows, write_studies
 from tests.support.public_checkpoints import PROCESSORS, write_pair
 from tests.support.published import publish
 from tests.support.tiny_models import random_images
@@ -36,26 +35,11 @@ SMALL: Mapping[str, Any] = {
     "likelihood.engine": "torch", "inference.engine": "torch",
     "evaluate.bootstrap": 20,
 }  # fmt: skip
-REPORTS = ("No pleural effusion is seen. The heart is normal in size.",
-           "There is a left pleural effusion. The heart is enlarged.",
-           "The lungs are clear. There is no pneumothorax or effusion.")  # fmt: skip
 PAGE = (ROOT / "docs/python.md").read_text(encoding="utf-8").partition("## Labels")[0]
 LOAD, ASK, TRAIN, ROWS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 STAGES_TO_TRAIN = [*(name for name in STAGES if STAGES[name].heading == DATA), "train"][1:]
 ON = {"train": SMALL["train"], "language_model.steps": 4, "workers": 1,
       "likelihood.engine": "torch", "jobs": STAGES_TO_TRAIN}  # fmt: skip
-
-
-def write_table(table: Path, first: int, count: int, *, has_reports: bool = True) -> None:
-    (table.parent / "images").mkdir(exist_ok=True)
-    with table.open("w", newline="", encoding="utf-8") as stream:
-        lines = csv.writer(stream)
-        lines.writerow(["patient", "file", *["report"] * has_reports, "effusion", "wide heart"])
-        for number, pixels in enumerate(random_images(count, 72, seed=first), first):
-            Image.fromarray(pixels).save(table.parent / f"images/{number}.png")
-            report = [f"{REPORTS[number % 3]} Study {number % 40}."] * has_reports
-            truth = int(number % 3 == 1)
-            lines.writerow([f"p{number}", f"images/{number}.png", *report, truth, truth])
 
 
 class Forked:
@@ -89,8 +73,8 @@ def forked() -> Iterator[None]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty folder with a table of 120 studies and one of 30 with labels alone."""
     folder = tmp_path_factory.mktemp("empty")
-    write_table(folder / "studies.csv", 0, 120)
-    write_table(folder / "test.csv", 200, 30, has_reports=False)
+    write_studies(folder / "studies.csv", 120)
+    write_studies(folder / "test.csv", 30, 200, has_reports=False)
     return folder
 
 
@@ -129,7 +113,7 @@ def test_the_page_s_lines_about_a_model_run(tmp_path, monkeypatch, capsys):
     assert {row["image"] for row in names["rows"]} == {0, 1}
     page = (ROOT / "docs/python.md").read_text(encoding="utf-8").partition("## Vectors")[2]
     first, second = re.findall(r"```python\n(.*?)```", page.partition("\n## ")[0], re.DOTALL)
-    write_table(tmp_path / "studies.csv", 0, 5)
+    write_studies(tmp_path / "studies.csv", 5)
     exec(first.replace("*.dcm", "*.png"), names)
     exec(second, names)
     cosines = names["vectors"] @ names["model"].encode_text("Left pleural effusion.")
@@ -255,7 +239,7 @@ def test_a_stop_reaches_the_run_which_goes_on_later(folder, monkeypatch):
 
 
 def test_an_adopted_checkpoint_is_a_start_and_keeps_its_maker_s_resizing(tmp_path):
-    write_table(tmp_path / "studies.csv", 0, 60)
+    write_studies(tmp_path / "studies.csv", 60)
     write_pair(tmp_path / "clip", "clip", PROCESSORS["clip"])
     medclip.adopt(tmp_path / "clip", tmp_path / "package")
     base = medclip.load(tmp_path / "package")

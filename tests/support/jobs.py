@@ -3,11 +3,13 @@
 One can be evaluated: a tiny corpus with labels and boxes, and a tiny model.
 """
 
+import csv
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
+from PIL import Image
 
 from medclip_dcl.core.artifact import ArtifactType
 from medclip_dcl.core.tables import TableFormat, read_table
@@ -16,6 +18,12 @@ from tests.support.corpus import made, write_config, write_corpus
 from tests.support.processes import options
 from tests.support.published import PROMPTS, publish
 from tests.support.tiny_models import random_images
+
+REPORTS = (
+    "No pleural effusion is seen. The heart is normal in size.",
+    "There is a left pleural effusion. The heart is enlarged.",
+    "The lungs are clear. There is no pneumothorax or effusion.",
+)
 
 
 def config_for(work: Path, **sections: Any) -> Path:
@@ -33,6 +41,22 @@ def run(stage: str, work: Path, *settings: str, code: int = 0, force: bool = Fal
 
 def rows(work: Path, kind: ArtifactType, form: TableFormat) -> list[dict[str, Any]]:
     return read_table(made(work, kind).path, form).to_pylist()
+
+
+def write_studies(table: Path, count: int, first: int = 0, *, has_reports: bool = True) -> None:
+    """Write a table of as many images as patients, next to them: `first` is the first's number.
+
+    Columns: patient, file, report, effusion, wide heart; every third image has both findings.
+    """
+    (table.parent / "images").mkdir(exist_ok=True)
+    with table.open("w", newline="", encoding="utf-8") as stream:
+        lines = csv.writer(stream)
+        lines.writerow(["patient", "file", *["report"] * has_reports, "effusion", "wide heart"])
+        for number, pixels in enumerate(random_images(count, 72, seed=first), first):
+            Image.fromarray(pixels).save(table.parent / f"images/{number}.png")
+            report = [f"{REPORTS[number % 3]} Study {number % 40}."] * has_reports
+            truth = int(number % 3 == 1)
+            lines.writerow([f"p{number}", f"images/{number}.png", *report, truth, truth])
 
 
 def write_evaluated(work: Path, subjects: Iterable[str] = ("elsewhere",), **corpus: Any) -> Path:
