@@ -37,9 +37,7 @@ HEAVY = {"transformers", "pydantic", "accelerate", "pyarrow", "sklearn", "safete
 )
 def test_import_pays_only_for_what_it_names(imports: list[tuple[str, set[str]]]) -> None:
     """One import after the other, in a process of their own."""
-    code = "import sys\n" + "".join(
-        f"{statement}\nprint(sorted({absent} & sys.modules.keys()))\n"
-        for statement, absent in imports
-    )
+    lines = [f"{line}\nprint(sorted({absent} & sys.modules.keys()))" for line, absent in imports]
+    code = "\n".join(["import sys", *lines])
     printed = subprocess.check_output([sys.executable, "-c", code], text=True)
     assert printed.split() == ["[]"] * len(imports)
