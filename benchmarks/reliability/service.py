@@ -25,7 +25,8 @@ import httpx
 
 from benchmarks.record import finish, judge
 from tests.support.hostile import CANARY, named_requests
-from tests.support.service import ROOT, Service, running, store
+from tests.support.processes import ROOT
+from tests.support.service import Service, running, store
 from tests.support.wire import Answer, Request, exchange
 
 TIERS = {"quick": (8, 200), "normal": (150, 2_000)}
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         key_file.write_text(_KEY, encoding="ascii")
         key_file.chmod(0o400)
         settings = {"publish_schema": True, "key_file": str(key_file)}
-        with running(folder, fresh=True, max_body_mb=4, body_deadline_s=0.5, **settings) as service:
+        with running(folder, max_body_mb=4, body_deadline_s=0.5, **settings) as service:
             figures = try_document(service, examples)
             figures |= try_hostile(service)
     bars = {"document_cases": f">= {cases}", "hostile_named": ">= 300"}
@@ -125,7 +126,7 @@ def try_hostile(service: Service) -> dict[str, float]:
         "hostile_undocumented": len(odd["undocumented"]),
         "hostile_silent": len(odd["silent"]),
         "hostile_growth_mib": service.resident_mb() - before,
-        "hostile_alive": int(alive and service.exit_code() is None),
+        "hostile_alive": int(alive and service.process.exitcode is None),
     }
 
 

@@ -246,7 +246,7 @@ def _served(folder: Path) -> Iterator[Service]:
     is_apart = available_cores() > 1 and len(cores) > 1
     if is_apart:
         os.sched_setaffinity(0, cores[:1])
-    with running(folder, fresh=True, index="", threads=1, batch=8) as service:
+    with running(folder, index="", threads=1, batch=8) as service:
         if is_apart:
             os.sched_setaffinity(0, cores[1:])
         try:

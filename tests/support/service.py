@@ -2,17 +2,13 @@
 
 import importlib
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -31,7 +27,6 @@ from tests.support.embeddings import (
     sentence_table,
     study_ids,
 )
-from tests.support.processes import ROOT
 from tests.support.tiny_models import random_images
 
 N_IMAGES = 12
@@ -64,12 +59,9 @@ def png(size: tuple[int, int] = (96, 64), seed: int = 3) -> bytes:
     return raster_bytes(np.asarray(image), "png")
 
 
-Process = subprocess.Popen[Any] | ForkServerProcess
-
-
 @dataclass
 class Service:
-    process: Process
+    process: ForkServerProcess
     log: Path
     url: str = ""
 
@@ -87,42 +79,31 @@ class Service:
     def resident_mb(self) -> float:
         return psutil.Process(self.process.pid).memory_info().rss / 2**20
 
-    def exit_code(self) -> int | None:
-        """Return its exit code; None: it runs."""
-        if isinstance(self.process, subprocess.Popen):
-            return self.process.poll()
-        return self.process.exitcode
-
     def until(self, is_so: Callable[[], bool]) -> None:
         """Wait, while it runs, until something is so."""
         end = time.monotonic() + PATIENCE_S
         while not is_so():
-            assert self.exit_code() is None, self.log.read_text()
+            assert self.process.exitcode is None, self.log.read_text()
             assert time.monotonic() < end, "the service did not get so far"
             time.sleep(0.02)
 
     def wait(self) -> int | None:
         """Wait until it has ended, or too long, and give its exit code."""
-        end = time.monotonic() + PATIENCE_S
-        while self.exit_code() is None and time.monotonic() < end:
-            time.sleep(0.01)
-        return self.exit_code()
+        self.process.join(PATIENCE_S)
+        return self.process.exitcode
 
 
 @contextmanager
 def running(
     folder: Path,
     *,
-    fresh: bool = False,
     constants: Mapping[str, float] | None = None,
     **settings: object,
 ) -> Iterator[Service]:
     """Run the service on a free port; stop it at the end.
 
-    `fresh` starts `python -m api` with imports of its own, for figures of speed and memory; else
-    the process is forked from one that has them, with `constants` of modules, such as
-    `api.middleware:PIECE_S`, set to other values. The engine is PyTorch unless another is asked
-    for: an export takes seconds.
+    `constants` of modules, such as `api.middleware:PIECE_S`, are set to other values first. The
+    engine is PyTorch unless another is asked for: an export takes seconds.
     """
     tree = {"model": str(folder / "model"), "index": str(folder / "index"), "engine": "torch"}
     tree |= settings
@@ -132,7 +113,8 @@ def running(
     config, log, output = (folder / name for name in ("serve.json", "log.jsonl", "output"))
     config.write_text(json.dumps(tree))
     words = ["--config", str(config), "--port", "0"]
-    process = _start(words, log, output) if fresh else _fork(words, log, output, constants or {})
+    before = ("tests.support.service:prepare", (dict(constants or {}),))
+    process = forkserver.start("api.launcher", words, log, output=output, before=before)
     service = Service(process, log)
     try:
         service.until(lambda: output.is_file() and output.read_text().endswith("\n"))
@@ -145,22 +127,6 @@ def running(
         if service.wait() is None:
             service.process.kill()
             service.wait()
-
-
-def _start(words: Sequence[str], log: Path, output: Path) -> Process:
-    with log.open("wb") as errors, output.open("wb") as lines:
-        return subprocess.Popen(
-            [sys.executable, "-m", "api", *words],
-            stdout=lines,
-            stderr=errors,
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-
-
-def _fork(words: Sequence[str], log: Path, output: Path, constants: Mapping[str, float]) -> Process:
-    before = ("tests.support.service:prepare", (dict(constants),))
-    return forkserver.start("api.launcher", words, log, output=output, before=before)
 
 
 def prepare(constants: Mapping[str, float]) -> None:
