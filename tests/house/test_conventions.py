@@ -5,9 +5,11 @@ Raw calls that stand in their gate alone are ruff's, in `pyproject.toml`.
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 from tests.house.tree import HOSPITAL, ROOT, SHIPPED, modules, name_of, syntax, tracked
+from tests.support.processes import ended
 
 FOREIGN = re.compile(r"/(?:work|root|home/[a-z]+|tmp/ceo)/|\.\./(?:shared)|\+(?:cpu)\b")
 SUFFIXES = (".py", ".md", ".yaml", ".yml", ".toml", ".cfg", ".sh", ".html", ".js", ".css", ".lock")
@@ -98,3 +100,12 @@ def test_actions_are_named_by_commit_and_libraries_we_reach_into_are_capped() ->
         found = re.findall(rf'"{library}>=([^"]*)"', named)
         assert found
         assert all(re.search(r",<\d+\.\d+$", versions) for versions in found)
+
+
+def test_every_benchmark_can_be_imported() -> None:
+    """Types are checked in shipped code alone: what was renamed under a benchmark shows here."""
+    files = [*modules("benchmarks"), ROOT / "hospital/benchmark.py"]
+    names = [name_of(path).removesuffix(".py").replace("/", ".") for path in files]
+    code = f"import importlib; [importlib.import_module(name) for name in {names}]"
+    run = ended([sys.executable, "-W", "error", "-c", code.replace(".__init__", "")], cwd=ROOT)
+    assert run.returncode == 0, run.stderr
