@@ -15,7 +15,7 @@ import unicodedata
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial, reduce
+from functools import reduce
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -83,7 +83,8 @@ def _read_parts(path: Path, fallback: str, columns: Sequence[str] = ()) -> Itera
             # Pre-buffering would hold whole row groups, which may be a file.
             with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
                 schema = file.schema_arrow
-                heads = [head for head, _ in _split(schema.names, columns, path)] or None
+                located = _locate(schema.names, columns, path.name).values()
+                heads = [head for head, _ in located] or None
                 yield schema.empty_table()
                 for batch in file.iter_batches(_PART_ROWS, columns=heads, use_threads=False):
                     yield pa.Table.from_batches([batch])
@@ -420,8 +421,8 @@ def read_rows(path: Path, columns: Sequence[str], fallback: str = "") -> dict[st
 
 def take_rows(table: pa.Table, file: str, columns: Sequence[str]) -> dict[str, list[str]]:
     """Take columns of a table that was read from a file, as `read_rows`."""
-    require_columns(file, columns, table.column_names)
-    return {name: strings(table.column(name), file, name) for name in dict.fromkeys(columns)}
+    taken = take_columns(table, columns, file)
+    return {name: strings(taken.column(name), file, name) for name in taken.column_names}
 
 
 def fill_pattern(table: pa.Table, file: str, pattern: str) -> list[str]:
@@ -442,15 +443,7 @@ def fill_pattern(table: pa.Table, file: str, pattern: str) -> list[str]:
     return [filled(row) for row in range(table.num_rows)]
 
 
-def require_columns(file: str, wanted: Sequence[str], there: Sequence[str]) -> None:
-    """Refuse a table that lacks a column, or has it twice; StudyError."""
-    if missing := [name for name in dict.fromkeys(wanted) if name not in there]:
-        raise no_column(file, missing, there, wanted)
-    if twice := [name for name in dict.fromkeys(wanted) if list(there).count(name) > 1]:
-        raise StudyError(f"table {file} has column {twice} twice; rename one of them")
-
-
-def no_column(
+def _no_column(
     file: str, missing: Sequence[str], there: Sequence[str], wanted: Sequence[str] = ()
 ) -> StudyError:
     """Make the error of a table that lacks columns of those that are wanted."""
@@ -519,58 +512,82 @@ def read_columns(path: Path, columns: Sequence[str], fallback: str = "") -> Iter
     Raises:
         StudyError: the file cannot be read, or a column is missing.
     """
-    wanted = list(dict.fromkeys(columns))
-    return (take_columns(part, wanted, path) for part in _read_parts(path, fallback, wanted))
+    parts = _read_parts(path, fallback, columns)
+    return (take_columns(part, columns, path.name) for part in parts)
 
 
-def _split(names: Sequence[str], wanted: Sequence[str], path: Path) -> list[tuple[str, list[str]]]:
+def _locate(
+    names: Sequence[str], columns: Iterable[str], file: str
+) -> dict[str, tuple[str, list[str]]]:
     # `a.b.c` -> the column's name and the fields within it. A name with dots goes before a field.
-    split: dict[str, tuple[str, list[str]]] = {}
+    located: dict[str, tuple[str, list[str]]] = {}
+    wanted = list(dict.fromkeys(columns))
     for column in wanted:
         parts = column.split(".")
         for cut in range(1, len(parts) + 1):
             if (head := ".".join(parts[:cut])) in names:
-                split[column] = head, parts[cut:]
-    if missing := [name for name in wanted if name not in split]:
-        raise no_column(path.name, missing, list(names), wanted)
-    require_columns(path.name, [head for head, _ in split.values()], names)
-    return list(split.values())
+                located[column] = head, parts[cut:]
+    if missing := [column for column in wanted if column not in located]:
+        raise _no_column(file, missing, names, wanted)
+    heads = dict.fromkeys(head for head, _ in located.values())
+    if twice := [head for head in heads if list(names).count(head) > 1]:
+        raise StudyError(f"table {file} has column {twice} twice; rename one of them")
+    return located
 
 
-def take_columns(table: pa.Table, wanted: Sequence[str], path: Path) -> pa.Table:
-    """Take columns by dotted name, with the names of ClassLabels, which the metadata have."""
-    features = _features(table.schema, path)
-    columns = {}
-    for column, (head, fields) in zip(
-        wanted, _split(table.column_names, wanted, path), strict=True
-    ):
-        labels = _class_names(features, [head, *fields], path.name)
-        empty = pa.array([], table.schema.field(head).type)
+def take_columns(table: pa.Table, columns: Iterable[str], file: str) -> pa.Table:
+    """Take columns of a table that was read from a file, as `read_columns`."""
+    features = _features(table.schema, file)
+    taken = {}
+    for column, (head, fields) in _locate(table.column_names, columns, file).items():
+        chunks = table.column(head).chunks or [pa.array([], table.schema.field(head).type)]
         try:
-            chunks = [take_field(chunk, fields) for chunk in (*table.column(head).chunks, empty)]
-            named = [_named(chunk, labels) for chunk in chunks] if labels else chunks
-            columns[column] = pa.chunked_array(named)
+            taken[column] = pa.chunked_array(
+                [take_field(chunk, fields, features.get(head)) for chunk in chunks]
+            )
         except KeyError:
-            raise no_column(path.name, [column], []) from None
-        except pa.ArrowIndexError as error:
+            raise _no_column(file, [column], []) from None
+        except pa.ArrowException as error:
             raise StudyError(
-                f"a ClassLabel of {path.name} has numbers beyond its names; write the file "
-                "with all of them"
+                f"a ClassLabel of {file} has values beyond its names; write the file with all of "
+                "them"
             ) from error
-    return pa.table(columns)
+    return pa.table(taken)
 
 
-def take_field(array: pa.Array, fields: Sequence[str]) -> pa.Array:
-    """Take a field of a field ... of a column of objects, or of lists of objects; KeyError."""
+def take_field(array: pa.Array, fields: Sequence[str], feature: Any = None) -> pa.Array:
+    """Take a field of a field ... of objects, or of lists of objects; KeyError: there is none.
 
-    def child(objects: pa.Array, name: str) -> pa.Array:
-        if not pa.types.is_struct(objects.type) or objects.type.get_field_index(name) < 0:
+    Numbers of a ClassLabel, by the `feature` that describes the array, become its names.
+    """
+    described = _described(feature)
+    if not fields and described.get("_type") != "ClassLabel":
+        return array
+    if is_list(array.type):  # they keep their lengths and nulls
+        lengths = pc.list_value_length(array)
+        ends = np.cumsum(pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False), dtype=np.int64)
+        missing = np.append(array.is_null().to_numpy(zero_copy_only=False), False)
+        offsets = pa.array(np.append(0, ends), pa.int64(), mask=missing)
+        values = take_field(pc.list_flatten(array), fields, feature)
+        return pa.LargeListArray.from_arrays(offsets, values)
+    if fields:
+        name, *inner = fields
+        if not pa.types.is_struct(array.type) or array.type.get_field_index(name) < 0:
             raise KeyError(name)
-        return pc.struct_field(objects, name)
+        return take_field(pc.struct_field(array, name), inner, described.get(name))
+    names = described.get("names")
+    names = [str(name) for name in names] if isinstance(names, list) else []
+    # -1 stands for no label.
+    return pa.array(names, pa.string()).take(pc.if_else(pc.less(array, 0), None, array))
 
-    for name in fields:
-        array = _within_lists(array, partial(child, name=name))
-    return array
+
+def _described(feature: Any) -> dict[str, Any]:
+    # What lists hold, in the form that `datasets` keeps features in; empty where it is none.
+    while isinstance(feature, list) or (
+        isinstance(feature, dict) and {"_type", "feature"} <= feature.keys()
+    ):
+        feature = next(iter(feature), None) if isinstance(feature, list) else feature["feature"]
+    return feature if isinstance(feature, dict) else {}
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -578,51 +595,16 @@ def is_list(kind: pa.DataType) -> bool:
     return isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
 
 
-def _within_lists(array: pa.Array, change: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    # What lists hold is changed, lists of lists included; they keep their lengths and nulls.
-    if not is_list(array.type):
-        return change(array)
-    lengths = pc.list_value_length(array)
-    ends = np.cumsum(pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False), dtype=np.int64)
-    missing = np.append(array.is_null().to_numpy(zero_copy_only=False), False)
-    offsets = pa.array(np.append(0, ends), pa.int64(), mask=missing)
-    return pa.LargeListArray.from_arrays(offsets, _within_lists(pc.list_flatten(array), change))
-
-
-def _features(schema: pa.Schema, path: Path) -> Any:
+def _features(schema: pa.Schema, file: str) -> dict[str, Any]:
     # The tree of features that `datasets` keeps in a schema; empty where it is not from there.
     try:
         tree = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        return tree.get("info", {}).get("features", {})
+        return _described(tree.get("info", {}).get("features"))
     except (ValueError, AttributeError, RecursionError) as error:
         raise StudyError(
-            f"the metadata `huggingface` of {path.name} are not those of `datasets`; write the "
-            "file without them"
+            f"the metadata `huggingface` of {file} are not those of `datasets`; write the file "
+            "without them"
         ) from error
-
-
-def _class_names(features: Any, names: Sequence[str], file: str) -> list[str]:
-    # The tree of features, as `datasets` keeps it in a schema: lists have one feature.
-    node = features
-    for name in (*names, None):
-        while isinstance(node, list) or (isinstance(node, dict) and "feature" in node):
-            node = next(iter(node), None) if isinstance(node, list) else node["feature"]
-        if name is not None:
-            node = node.get(name) if isinstance(node, dict) else None
-    if not isinstance(node, dict) or node.get("_type") != "ClassLabel":
-        return []
-    given = node.get("names")
-    if not isinstance(given, list) or not given:
-        raise StudyError(f"a ClassLabel of {file} has no names; write the file with them")
-    return [str(name) for name in given]
-
-
-def _named(array: pa.Array, labels: Sequence[str]) -> pa.Array:
-    # -1 stands for no label.
-    def name(codes: pa.Array) -> pa.Array:
-        return pa.array(labels).take(pc.if_else(pc.less(codes, 0), None, codes))
-
-    return _within_lists(array, name)
 
 
 _EXCEL_TEXT = re.compile(r'="(.*)"', re.DOTALL)

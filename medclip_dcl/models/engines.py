@@ -84,10 +84,8 @@ def choose_engine(
     if not fast and precision == "float32":
         return plain
     limit, parts = TOLERANCE[precision], encoder_parts(model, input_px, input_px)
-    if fast:
-        runs = load_openvino(parts, precision, limit, digest, package)
-        if runs is not None:
-            return Engine("openvino", precision, runs["image"], runs["text"])
+    if fast and (runs := load_openvino(parts, precision, limit, digest, package)):
+        return Engine("openvino", precision, runs["image"], runs["text"])
     reduced = _torch_engine(model, precision)
     runs = {"image": reduced.encode_images, "text": reduced.encode_sentences}
     return reduced if _agrees(f"torch in {precision}", runs, parts, limit) else plain
@@ -231,9 +229,10 @@ def _write(parts: Mapping[str, Part], folder: Path) -> None:
         for module in part.module.modules():
             if isinstance(module, PreTrainedModel):
                 module.loss_type = "ForMaskedLM"  # tracing reads all fields: None is warned of
-        inputs = zip(*([item.shape for item in case] for case in part.cases), strict=True)
-        lengths = [[set(axis) for axis in zip(*shapes, strict=True)] for shapes in inputs]
-        shapes = [[-1 if len(axis) > 1 else axis.pop() for axis in axes] for axes in lengths]
+        shapes = []
+        for tensors in zip(*part.cases, strict=True):
+            axes = zip(*(tensor.shape for tensor in tensors), strict=True)
+            shapes.append([axis[0] if len({*axis}) == 1 else -1 for axis in axes])
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of tracing; the cases show what it has fixed
             warnings.filterwarnings("error", "Using len")  # a fixed length can end the process

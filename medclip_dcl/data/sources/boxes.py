@@ -175,13 +175,11 @@ def _table_rows(path: Path, settings: SourceConfig) -> Iterator[tuple[str, _Row]
     if empty:
         raise ConfigError(f"source.box_columns names no column for {empty}; give each one")
     table = table_files.read_any(path, settings.fallback_encoding)
-    named = [name for name in roles.values() if name and not name.startswith(table_files.CONSTANT)]
-    table_files.require_columns(path.name, named, table.column_names)
     where = "path" if "path" in table.column_names else table_files.CONSTANT
-    paths, *columns = (
-        table_files.fill_pattern(table, path.name, name or table_files.CONSTANT)
-        for name in (where, *roles.values())
-    )
+    names = [where, *(name or table_files.CONSTANT for name in roles.values())]
+    named = [name for name in names if not name.startswith(table_files.CONSTANT)]
+    table = table_files.take_columns(table, named, path.name)
+    paths, *columns = (table_files.fill_pattern(table, path.name, name) for name in names)
     for where, *values in zip(paths, *columns, strict=True):
         row = tuple(values)
         if any(row[3:7]):

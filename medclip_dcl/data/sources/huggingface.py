@@ -9,13 +9,14 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -45,6 +46,12 @@ _PART_BATCHES = 32  # of the unit that is resumed
 _LARGEST = 1 << 30  # bytes of a file that is copied; the image gate has its own limit
 
 
+class _Split(NamedTuple):
+    name: str
+    files: list[str]  # relative to the root
+    open_rows: Callable[[], Any]
+
+
 def read_huggingface(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
     """Read a dataset; its splits become ours by `source.splits`, or by their usual names.
 
@@ -62,78 +69,75 @@ def read_huggingface(root: Path, settings: SourceConfig, resolve: Resolve) -> Ra
             "source.columns names path, and source.kind huggingface writes images out under names "
             "of its own; name the column of images or of their paths as image"
         )
-    files = _list_files(root, settings)
-    if not all(_SPLIT.fullmatch(split) for split in files):
+    splits = _open_splits(root, settings)
+    if not all(map(_SPLIT.fullmatch, splits)):
         raise StudyError("the dataset has a split whose name is not one of letters and digits")
-    ours = _our_splits(files, settings)
+    ours = _our_splits(splits, settings)
     columns, image = mapped_columns(settings)
     # Roles may be mapped anew without writing rows again: only the columns count.
     chosen = settings.model_dump(mode="json", include={"name", "config"})
-    inputs = {split: stamp_files(root, files[split]) for split in ours}
+    inputs = {split: stamp_files(root, splits[split].files) for split in ours}
     fingerprint = make_fingerprint(ROWS, chosen | {"columns": columns, "image": image}, inputs)
     work = ROWS.at(resolve("${WORK}"))
     if open_if_current(work, ROWS, fingerprint) is None:
         with write_artifact(work, ROWS, fingerprint) as writer:
-            rows = {split: _write_rows(writer.directory, root, split, settings) for split in ours}
-            writer.commit({"rows": sum(rows.values()), "splits": len(rows)})
+            rows = [_write_rows(writer.directory, root, splits[name], settings) for name in ours]
+            writer.commit({"rows": sum(rows), "splits": len(rows)})
     parts = {split: sorted(work.glob(f"{split}-*.parquet")) for split in ours}
     tables = [RowFile(part, split, ours[split]) for split in ours for part in parts[split]]
     raw = read_row_files(work, tables, settings)
-    counts = raw.counts | {"ignored_splits": len(files) - len(ours)}
+    counts = raw.counts | {"ignored_splits": len(splits) - len(ours)}
     return replace(raw, counts=counts, card=_read_card(root, settings))
 
 
-def _our_splits(splits: Mapping[str, Any], settings: SourceConfig) -> dict[str, str]:
+def _our_splits(splits: Collection[str], settings: SourceConfig) -> dict[str, str]:
     """Map each split that is used to ours; to nothing where its patients are split by hash."""
     if settings.splits:
         if missing := sorted(set(settings.splits.values()) - set(splits)):
             raise ConfigError(f"source.splits names {missing}; the dataset has {sorted(splits)}")
-        return {theirs: "" if o == "any" else o for o, theirs in settings.splits.items()}
+        return {theirs: "" if our == "any" else our for our, theirs in settings.splits.items()}
     # A single split, mostly called train, holds all patients.
     if len(splits) == 1 and not settings.is_anonymous:
         return dict.fromkeys(splits, "")
     named = {split: SPELLINGS.get(split, split) for split in splits}
-    ours = {split: o for split, o in named.items() if o in {"train", "validate", "test"}}
+    ours = {split: our for split, our in named.items() if our in {"train", "validate", "test"}}
     if not ours:
         raise ConfigError(f"the dataset's splits are {sorted(splits)}; map them in source.splits")
     return ours
 
 
-def _is_saved(root: Path) -> bool:
-    return any((root / name).is_file() for name in ("dataset_dict.json", "state.json"))
-
-
-def _saved(root: Path) -> dict[str, Any]:
-    # What `save_to_disk` wrote: split -> a dataset that maps its files.
-    saved = _datasets().load_from_disk(str(root))
-    return dict(saved) if isinstance(saved, dict) else {str(saved.split or "train"): saved}
-
-
-def _list_files(root: Path, settings: SourceConfig) -> dict[str, list[str]]:
-    """List a dataset's files by split, relative to the root; one outside it is refused."""
+def _open_splits(root: Path, settings: SourceConfig) -> dict[str, _Split]:
+    """Open a dataset by its splits; one with a file outside the root is refused."""
     # `datasets` would fetch them.
     if "://" in json.dumps(_front_matter(root).get("configs", "")):
         raise StudyError("README.md of the dataset names files by address; download them first")
+    datasets = _datasets()
     try:
-        if _is_saved(root):
-            files = {
-                split: [item["filename"] for item in dataset.cache_files]
-                for split, dataset in _saved(root).items()
+        if any((root / name).is_file() for name in ("dataset_dict.json", "state.json")):
+            saved = datasets.load_from_disk(str(root))
+            if not isinstance(saved, dict):
+                saved = {saved.split or "train": saved}
+            opened = {
+                name: ([file["filename"] for file in rows.cache_files], rows.to_iterable_dataset)
+                for name, rows in saved.items()
             }
         else:
-            builder = _datasets().load_dataset_builder(str(root), name=settings.config or None)
-            files = dict(builder.config.data_files.items())
-        base = root.resolve()  # the files may be links: those that lead out are refused later
-        return {
-            str(split): [
-                Path(os.path.abspath(name)).relative_to(base).as_posix()  # noqa: PTH100 (a link stays)
-                for name in names
-            ]
-            for split, names in files.items()
-        }
+            builder = datasets.load_dataset_builder(str(root), name=settings.config or None)
+            # Streamed from this folder: else `datasets` would write a copy of its own.
+            opened = {
+                name: (files, partial(builder.as_streaming_dataset, name))
+                for name, files in builder.config.data_files.items()
+            }
+        base = root.resolve()
+        splits = {}
+        for name, (files, open_rows) in opened.items():
+            # A link stays one: those that lead out are refused later.
+            paths = [Path(os.path.abspath(file)).relative_to(base) for file in files]  # noqa: PTH100
+            splits[str(name)] = _Split(str(name), [path.as_posix() for path in paths], open_rows)
+        return splits
     except Exception as error:  # of many kinds, whose words may quote the data
         if isinstance(error, OSError) and error.errno in DISK_FAULTS:
-            with disk_faults_named(Path(_datasets().config.HF_DATASETS_CACHE)):
+            with disk_faults_named(Path(datasets.config.HF_DATASETS_CACHE)):
                 if not Path(error.filename or "").is_relative_to(root):
                     raise
         raise StudyError(
@@ -148,27 +152,27 @@ def _datasets() -> Any:
     return import_module("datasets")
 
 
-def _write_rows(folder: Path, root: Path, split: str, settings: SourceConfig) -> int:
+def _write_rows(folder: Path, root: Path, split: _Split, settings: SourceConfig) -> int:
     """Write a split's mapped columns and images; parts that a killed run finished stay."""
     columns, image = mapped_columns(settings)
-    parts = sorted(folder.glob(f"{split}-*.parquet"))
+    wanted = [*columns, *([image] if image else [])]
+    parts = sorted(folder.glob(f"{split.name}-*.parquet"))
     # A part is written after its images: what a finished part names is there.
     done = sum(int(pq.read_metadata(part).num_rows) for part in parts)
     try:
-        batches = _batches(root, split, done, settings)
+        batches = _batches(split, done)
         for number in count(len(parts)):
-            place = Path(f"{split}-{number:05d}")
+            place = Path(f"{split.name}-{number:05d}")
             tables: list[pa.Table] = []
             for batch in islice(batches, _PART_BATCHES):
-                table = take_columns(batch, [*columns, *([image] if image else [])], root)
+                table = take_columns(batch, wanted, root.name)
                 if image:
                     (folder / place).mkdir(exist_ok=True)
                     names = [
                         _write_images(value, folder, place / f"{row:06d}", root)
                         for row, value in enumerate(table.column(image).to_pylist(), done)
                     ]
-                    at = table.column_names.index(image)
-                    table = table.set_column(at, image, pa.array(names))
+                    table = table.drop_columns(image).append_column(image, pa.array(names))
                 tables.append(table)
                 done += table.num_rows
             if not tables:
@@ -180,30 +184,23 @@ def _write_rows(folder: Path, root: Path, split: str, settings: SourceConfig) ->
         raise
     except Exception as error:  # of many kinds, whose words may quote the data
         raise StudyError(
-            f"row {done} or a later one of split {split!r} cannot be read; "
+            f"row {done} or a later one of split {split.name!r} cannot be read; "
             "correct it and run again to go on"
         ) from error
     return done
 
 
-def _batches(root: Path, split: str, skip: int, settings: SourceConfig) -> Iterator[pa.Table]:
+def _batches(split: _Split, skip: int) -> Iterator[pa.Table]:
     """Read rows some at a time, nothing decoded, with the metadata that know their features."""
-    by_row = False
-    if _is_saved(root):
-        dataset = _saved(root)[split]
-    else:
-        # Streamed from this folder: else `datasets` would write a copy of its own.
-        name = settings.config or None
-        dataset = _datasets().load_dataset(str(root), name=name, split=split, streaming=True)
-        if dataset.features is not None:
-            dataset = dataset.decode(enable=False)  # only the image gate opens an image
-        # The last row of a tar file has its columns in another order, which Arrow refuses.
-        by_row = any(root.rglob("*.tar"))
-    schema = dataset.features.arrow_schema if dataset.features is not None else None
+    rows, schema = split.open_rows(), None
+    if rows.features is not None:
+        rows = rows.decode(enable=False)  # only the image gate opens an image
+        schema = rows.features.arrow_schema
+    # The last row of a tar file has its columns in another order, which Arrow refuses.
+    by_row = any(file.endswith(".tar") for file in split.files)
     # Skipped rows are those of parts that a killed run has finished.
-    for batch in dataset.skip(skip).with_format(None if by_row else "arrow").iter(_BATCH):
-        table = pa.table(batch, schema=schema) if by_row else batch
-        yield table.replace_schema_metadata(schema.metadata) if schema else table
+    batches = rows.with_format(None if by_row else "arrow").skip(skip).iter(_BATCH)
+    return (pa.table(batch, schema=schema) for batch in batches)
 
 
 def _write_images(value: Any, folder: Path, place: Path, root: Path) -> Any:
@@ -220,7 +217,10 @@ def _write_images(value: Any, folder: Path, place: Path, root: Path) -> Any:
         value = {"path" if isinstance(value, str) else "bytes": value}
     data, path = value.get("bytes"), value.get("path")
     if data is None and path:
-        data = _file_bytes(path, root)
+        base = root.resolve()
+        with suppress(StudyError, OSError):
+            file = path_under(base, os.path.relpath(base / path, base))
+            data = file.read_bytes() if file.stat().st_size <= _LARGEST else None
     if data is None:
         return path or ""
     if not isinstance(data, bytes):
@@ -230,15 +230,6 @@ def _write_images(value: Any, folder: Path, place: Path, root: Path) -> Any:
         )
     write_bytes(folder / place, data)
     return place.as_posix()
-
-
-def _file_bytes(path: str, root: Path) -> bytes | None:
-    base = root.resolve()
-    with suppress(StudyError, ValueError, OSError):
-        relative = Path(path).relative_to(base) if Path(path).is_absolute() else Path(path)
-        file = path_under(base, relative.as_posix())
-        return file.read_bytes() if file.stat().st_size <= _LARGEST else None
-    return None
 
 
 def _download(root: Path, settings: SourceConfig) -> None:
@@ -279,7 +270,7 @@ def _download(root: Path, settings: SourceConfig) -> None:
             with disk_faults_named(root):
                 raise cause from None
         status = getattr(getattr(cause, "response", None), "status_code", 0)
-        if isinstance(cause, errors.GatedRepoError) or status in {401, 403}:
+        if status in {401, 403}:
             fault = (
                 f"the hub refused with status {status}: accept the agreement of {name} with your "
                 "account, put that account's token into HF_TOKEN, then run again"

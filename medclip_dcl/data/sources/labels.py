@@ -65,14 +65,12 @@ def read_row_labels(
             f"{file} has no column of source.findings{there}; name the columns of labels in "
             "source.columns.labels"
         )
-    table = table.flatten()  # `gold.Edema` is a field of `gold`
     if isinstance(named, str):
         return _listed(table, named, file, settings, counts)
-    table_files.require_columns(file, [*named.values()], table.column_names)
-    wanted = dict.fromkeys(named.values())
+    table = table_files.take_columns(table, named.values(), file)
     # One column after the other: millions of strings take gigabytes.
     columns = read_codes(
-        ((name, table_files.strings(table[name], file, name)) for name in wanted), file
+        ((name, table_files.strings(table[name], file, name)) for name in table.column_names), file
     )
     return (
         {finding: code for finding, code in zip(named, codes, strict=True) if code is not None}
@@ -224,11 +222,9 @@ def _listed(
 
 def _lists(table: pa.Table, column: str, file: str, names: set[str]) -> list[set[str] | None]:
     # What each row lists; None: the row is blank, which is not the same as an empty list.
-    values = table.column(column) if column in table.column_names else None
-    if values is None or not table_files.is_list(values.type):
-        return [
-            _split(text, names) for text in table_files.take_rows(table, file, [column])[column]
-        ]
+    values = table_files.take_columns(table, [column], file).column(column)
+    if not table_files.is_list(values.type):
+        return [_split(text, names) for text in table_files.strings(values, file, column)]
     items = iter(table_files.strings(pc.list_flatten(values), file, column))
     return [
         None if size is None else {_key(next(items)) for _ in range(size)}

@@ -15,7 +15,7 @@ from medclip_dcl.core.errors import StudyError
 from medclip_dcl.core.files import path_under
 from medclip_dcl.data.records import LONGEST_REPORT, ImageRecord, RawStudies, Reject, Study, Text
 from medclip_dcl.data.sources.labels import Labels, label_table
-from medclip_dcl.data.table_files import read_any, read_rows, require_columns, take_rows
+from medclip_dcl.data.table_files import read_any, read_rows, take_columns, take_rows
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 _REPORTS, _PROJECTIONS = "indiana_reports.csv", "indiana_projections.csv"
@@ -253,9 +253,9 @@ def _table_reports(path: Path, views: Mapping[str, str]) -> list[_Report]:
     texts = take_rows(table, path.name, ["uid", "findings", "impression"])
     images: list[dict[str, str]]
     if path.name == _JSON_REPORTS:
-        require_columns(path.name, ["mesh", "images"], table.column_names)
-        headings = table["mesh"].to_pylist()
-        images = [_json_images(row) for row in table["images"].to_pylist()]
+        nested = take_columns(table, ["mesh", "images"], path.name)
+        headings = nested["mesh"].to_pylist()
+        images = [_json_images(row) for row in nested["images"].to_pylist()]
     else:
         of_study: dict[str, dict[str, str]] = {}
         for name, view in views.items():

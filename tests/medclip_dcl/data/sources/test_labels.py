@@ -84,6 +84,15 @@ def test_a_table_of_its_own_is_joined_by_ids_and_may_name_images(tmp_path: Path)
     assert counts["labels_without_study"] == 1
 
 
+def test_class_labels_in_a_table_of_their_own_are_their_names(tmp_path: Path) -> None:
+    features = {"Edema": {"_type": "ClassLabel", "names": ["yes", "no"]}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    table = pa.table({"id": ["s1", "s2", "s3"], "Edema": [0, 1, -1]})
+    pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "labels.parquet")
+    labels, _ = labels_of(tmp_path, {}, None, labels="labels.parquet", label_id="id")
+    assert labels == {"s1": {"Edema": 1}, "s2": {"Edema": 0}}
+
+
 def test_ids_of_studies_and_of_images_are_not_confused(tmp_path: Path) -> None:
     """Both are numbered from 1, and two images belong to each study."""
     rows = "1,1,p1,1.png,A\n2,1,p1,2.png,A\n3,2,p2,3.png,B\n4,2,p2,4.png,B\n"
