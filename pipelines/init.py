@@ -39,7 +39,7 @@ from medclip_dcl.data.source_settings import (
 )
 from medclip_dcl.data.sources.labels import OTHER_NAMES
 from medclip_dcl.data.sources.table import SPELLINGS
-from medclip_dcl.data.table_files import is_list, read_any, strings
+from medclip_dcl.data.table_files import is_list, read_any, strings, take_columns
 from medclip_dcl.inference.prompts import read_prompts
 from medclip_dcl.text.labeler.labels import read_claims
 from medclip_dcl.text.labeler.lexicon import LABELS
@@ -237,13 +237,12 @@ def _read(path: Path) -> tuple[pa.Table, str]:
             raise
         encoding = "cp1252"
         table = read_any(path, encoding)
-    if twice := [name for name, count in Counter(table.column_names).items() if count > 1]:
-        raise StudyError(f"{path.name} has two columns of the name {twice[0]!r}; rename one")
     if not table.num_rows:
         raise StudyError(f"table {path} has a header and no row; export its rows as well")
-    while any(map(pa.types.is_struct, table.schema.types)):
-        table = table.flatten()
-    return table, encoding
+    flat = table.schema.empty_table()
+    while any(map(pa.types.is_struct, flat.schema.types)):
+        flat = flat.flatten()
+    return take_columns(table, flat.column_names, path.name), encoding
 
 
 def _sample(column: Sequence[str | None]) -> list[str]:

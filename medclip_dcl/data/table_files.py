@@ -406,17 +406,17 @@ def _json_column(values: list[Any], path: Path) -> pa.Array:
         return pa.array(words, pa.string())  # numbers and texts
 
 
-FIELD = re.compile(r"\{([^{}]+)\}")  # a column within other letters, in a pattern such as `{a}-{b}`
-CONSTANT = "="  # how the name of a column begins that stands for one value in every row
+_FIELD = re.compile(r"\{([^{}]+)\}")  # a column within other letters, in a pattern: `{a}-{b}`
+_CONSTANT = "="  # how a pattern begins that stands for one value in every row
 
 
-def read_rows(path: Path, columns: Sequence[str], fallback: str = "") -> dict[str, list[str]]:
+def read_rows(path: Path, columns: Sequence[str]) -> dict[str, list[str]]:
     """Read columns of a table as strings, empty where a value is null; as `read_any`.
 
     Raises:
         StudyError: the table is missing, malformed, not UTF-8, or lacks a column.
     """
-    return take_rows(read_any(path, fallback), path.name, columns)
+    return take_rows(read_any(path), path.name, columns)
 
 
 def take_rows(table: pa.Table, file: str, columns: Sequence[str]) -> dict[str, list[str]]:
@@ -425,20 +425,27 @@ def take_rows(table: pa.Table, file: str, columns: Sequence[str]) -> dict[str, l
     return {name: strings(taken.column(name), file, name) for name in taken.column_names}
 
 
+def pattern_columns(pattern: str) -> list[str]:
+    """Name the columns in a pattern: of `{a}-{b}` two; of `=word`, or none, no column."""
+    if not pattern or pattern.startswith(_CONSTANT):
+        return []
+    return _FIELD.findall(pattern) or [pattern]
+
+
 def fill_pattern(table: pa.Table, file: str, pattern: str) -> list[str]:
     """Fill a pattern such as `{a}-{b}` in each row, or `=word`, or take the column of that name.
 
     Raises:
         StudyError: the table lacks a column.
     """
-    if pattern.startswith(CONSTANT):
-        return [pattern.removeprefix(CONSTANT)] * table.num_rows
-    if not FIELD.search(pattern):
-        return take_rows(table, file, [pattern])[pattern]
-    columns = take_rows(table, file, FIELD.findall(pattern))
+    columns = take_rows(table, file, pattern_columns(pattern))
+    if not columns:
+        return [pattern.removeprefix(_CONSTANT)] * table.num_rows
+    if pattern in columns:
+        return columns[pattern]
 
     def filled(row: int) -> str:
-        return FIELD.sub(lambda match: clean_id(columns[match[1]][row]), pattern)
+        return _FIELD.sub(lambda match: clean_id(columns[match[1]][row]), pattern)
 
     return [filled(row) for row in range(table.num_rows)]
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from medclip_dcl.core.errors import ConfigError, StudyError
@@ -167,6 +169,16 @@ def test_paths_in_lists_and_fields_of_objects_are_found(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_class_labels_are_guessed_by_their_names_as_the_run_reads_them(tmp_path: Path) -> None:
+    table(tmp_path, "", "", files="#.png")
+    columns = {"file": [f"{number}.png" for number in range(8)], "text": [REPORT] * 8}
+    features = {"side": {"_type": "ClassLabel", "names": ["PA", "LATERAL"]}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    rows = pa.table(columns | {"side": [0, 1] * 4}).replace_schema_metadata(metadata)
+    pq.write_table(rows, tmp_path / "t.parquet")
+    assert guess(tmp_path / "t.parquet").columns["view"] == "side"
+
+
 def test_what_is_given_is_taken(tmp_path: Path) -> None:
     row = f'#.png,1,x#,"{REPORT}","{GERMAN} #"'
     path = table(tmp_path, "file,patient,site,report,befund", row, files="#.png")
@@ -182,7 +194,7 @@ def test_what_is_given_is_taken(tmp_path: Path) -> None:
     ("header", "row", "words"),
     [
         ("0.png,1,x", f'#.png,1,"{REPORT}"', "first row of table .* seems to be data"),
-        ("file,file,text", f'#.png,1,"{REPORT}"', "two columns of the name 'file'; rename one"),
+        ("file,file,text", f'#.png,1,"{REPORT}"', r"has column \['file'\] twice; rename one"),
         ("file,patient,age", "#.png,1,40", "no column of table .* holds reports"),
         ("file,patient,text", rf'scans\#.png,1,"{REPORT}"', "'file' have backslashes"),
     ],

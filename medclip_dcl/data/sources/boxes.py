@@ -175,9 +175,8 @@ def _table_rows(path: Path, settings: SourceConfig) -> Iterator[tuple[str, _Row]
     if empty:
         raise ConfigError(f"source.box_columns names no column for {empty}; give each one")
     table = table_files.read_any(path, settings.fallback_encoding)
-    where = "path" if "path" in table.column_names else table_files.CONSTANT
-    names = [where, *(name or table_files.CONSTANT for name in roles.values())]
-    named = [name for name in names if not name.startswith(table_files.CONSTANT)]
+    names = ["path" if "path" in table.column_names else "", *roles.values()]
+    named = [column for name in names for column in table_files.pattern_columns(name)]
     table = table_files.take_columns(table, named, path.name)
     paths, *columns = (table_files.fill_pattern(table, path.name, name) for name in names)
     for where, *values in zip(paths, *columns, strict=True):

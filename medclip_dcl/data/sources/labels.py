@@ -58,8 +58,7 @@ def read_row_labels(
         name: name for name in settings.findings if name in table.column_names
     }
     if not named:
-        column = _label_id(settings)[1]
-        ids = table_files.FIELD.findall(column) or [column]
+        ids = table_files.pattern_columns(_label_id(settings)[1])
         there = table_files.only_columns(file, table.column_names, ids)
         raise StudyError(
             f"{file} has no column of source.findings{there}; name the columns of labels in "

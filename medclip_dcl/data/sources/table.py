@@ -120,13 +120,6 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
     )
 
 
-def _parts(name: str) -> list[str]:
-    # The columns behind a name: of `{a}-{b}` two, of `=word` none.
-    if not name or name.startswith(table_files.CONSTANT):
-        return []
-    return table_files.FIELD.findall(name) or [name]
-
-
 def _role_values(table: pa.Table, name: str, file: str, *, listed: bool = False) -> list[_Cell]:
     """Make a value for each row, or a list: of a column, made from several, or the same in all."""
     column = table.column(name) if listed and name in table.column_names else None
@@ -142,8 +135,9 @@ def mapped_columns(settings: SourceConfig) -> tuple[list[str], str]:
     """Name the columns that the settings map, and that of images."""
     names, boxed, of_labels = _mapped_roles(settings)
     image = names.pop("image")
-    parts = [part for name in (*names.values(), *boxed.values()) for part in _parts(name)]
-    return list(dict.fromkeys([*parts, *of_labels])), image
+    named = (*names.values(), *boxed.values())
+    columns = [column for name in named for column in table_files.pattern_columns(name)]
+    return list(dict.fromkeys([*columns, *of_labels])), image
 
 
 def _mapped_roles(settings: SourceConfig) -> tuple[dict[str, str], dict[str, str], list[str]]:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from medclip_dcl.core.errors import StudyError
-from medclip_dcl.data.table_files import clean_id, read_rows, would_join
+from medclip_dcl.data.table_files import clean_id, read_any, read_rows, take_rows, would_join
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def read(tmp_path: Path) -> Callable[..., dict[str, list[str]]]:
     def write_and_read(data: str | bytes, columns: list[str], name: str = "t.csv", **options: str):
         data = data.encode() if isinstance(data, str) else data
         (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-        return read_rows(tmp_path / name, columns, **options)
+        return take_rows(read_any(tmp_path / name, **options), name, columns)
 
     return write_and_read
 
