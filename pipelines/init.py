@@ -242,7 +242,7 @@ def _read(path: Path) -> tuple[pa.Table, str]:
     flat = table.schema.empty_table()
     while any(map(pa.types.is_struct, flat.schema.types)):
         flat = flat.flatten()
-    return take_columns(table, flat.column_names, path.name), encoding
+    return take_columns(table, path.name, flat.column_names), encoding
 
 
 def _sample(column: Sequence[str | None]) -> list[str]:

@@ -20,7 +20,6 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -83,7 +82,7 @@ def _read_parts(path: Path, fallback: str, columns: Sequence[str] = ()) -> Itera
             # Pre-buffering would hold whole row groups, which may be a file.
             with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
                 schema = file.schema_arrow
-                located = _locate(schema.names, columns, path.name).values()
+                located = _locate(path.name, schema.names, columns).values()
                 heads = [head for head, _ in located] or None
                 yield schema.empty_table()
                 for batch in file.iter_batches(_PART_ROWS, columns=heads, use_threads=False):
@@ -421,7 +420,7 @@ def read_rows(path: Path, columns: Sequence[str]) -> dict[str, list[str]]:
 
 def take_rows(table: pa.Table, file: str, columns: Sequence[str]) -> dict[str, list[str]]:
     """Take columns of a table that was read from a file, as `read_rows`."""
-    taken = take_columns(table, columns, file)
+    taken = take_columns(table, file, columns)
     return {name: strings(taken.column(name), file, name) for name in taken.column_names}
 
 
@@ -455,8 +454,8 @@ def _no_column(
 ) -> StudyError:
     """Make the error of a table that lacks columns of those that are wanted."""
     # A name that differs in writing alone is a name, and no data.
-    alike = {name: _plain(name) for name in missing}
-    near = [name for name in there if _plain(name) in alike.values()]
+    plain = {_plain(name) for name in missing}
+    near = [name for name in there if _plain(name) in plain]
     meant = f"; it has {near}, written in another way" if near else ""
     return StudyError(
         f"table {file} has no column {list(missing)}{meant or only_columns(file, there, wanted)}; "
@@ -520,11 +519,11 @@ def read_columns(path: Path, columns: Sequence[str], fallback: str = "") -> Iter
         StudyError: the file cannot be read, or a column is missing.
     """
     parts = _read_parts(path, fallback, columns)
-    return (take_columns(part, columns, path.name) for part in parts)
+    return (take_columns(part, path.name, columns) for part in parts)
 
 
 def _locate(
-    names: Sequence[str], columns: Iterable[str], file: str
+    file: str, names: Sequence[str], columns: Iterable[str]
 ) -> dict[str, tuple[str, list[str]]]:
     # `a.b.c` -> the column's name and the fields within it. A name with dots goes before a field.
     located: dict[str, tuple[str, list[str]]] = {}
@@ -542,11 +541,11 @@ def _locate(
     return located
 
 
-def take_columns(table: pa.Table, columns: Iterable[str], file: str) -> pa.Table:
+def take_columns(table: pa.Table, file: str, columns: Iterable[str]) -> pa.Table:
     """Take columns of a table that was read from a file, as `read_columns`."""
     features = _features(table.schema, file)
     taken = {}
-    for column, (head, fields) in _locate(table.column_names, columns, file).items():
+    for column, (head, fields) in _locate(file, table.column_names, columns).items():
         chunks = table.column(head).chunks or [pa.array([], table.schema.field(head).type)]
         try:
             taken[column] = pa.chunked_array(
@@ -571,12 +570,10 @@ def take_field(array: pa.Array, fields: Sequence[str], feature: Any = None) -> p
     if not fields and described.get("_type") != "ClassLabel":
         return array
     if is_list(array.type):  # they keep their lengths and nulls
-        lengths = pc.list_value_length(array)
-        ends = np.cumsum(pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False), dtype=np.int64)
-        missing = np.append(array.is_null().to_numpy(zero_copy_only=False), False)
-        offsets = pa.array(np.append(0, ends), pa.int64(), mask=missing)
+        lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
+        offsets = pa.concat_arrays([pa.array([0]), pc.cumulative_sum(lengths)])
         values = take_field(pc.list_flatten(array), fields, feature)
-        return pa.LargeListArray.from_arrays(offsets, values)
+        return pa.LargeListArray.from_arrays(offsets, values, mask=array.is_null())
     if fields:
         name, *inner = fields
         if not pa.types.is_struct(array.type) or array.type.get_field_index(name) < 0:

@@ -177,7 +177,7 @@ def _table_rows(path: Path, settings: SourceConfig) -> Iterator[tuple[str, _Row]
     table = table_files.read_any(path, settings.fallback_encoding)
     names = ["path" if "path" in table.column_names else "", *roles.values()]
     named = [column for name in names for column in table_files.pattern_columns(name)]
-    table = table_files.take_columns(table, named, path.name)
+    table = table_files.take_columns(table, path.name, named)
     paths, *columns = (table_files.fill_pattern(table, path.name, name) for name in names)
     for where, *values in zip(paths, *columns, strict=True):
         row = tuple(values)

@@ -165,7 +165,7 @@ def _write_rows(folder: Path, root: Path, split: _Split, settings: SourceConfig)
             place = Path(f"{split.name}-{number:05d}")
             tables: list[pa.Table] = []
             for batch in islice(batches, _PART_BATCHES):
-                table = take_columns(batch, wanted, root.name)
+                table = take_columns(batch, root.name, wanted)
                 if image:
                     (folder / place).mkdir(exist_ok=True)
                     names = [

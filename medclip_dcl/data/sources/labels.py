@@ -66,7 +66,7 @@ def read_row_labels(
         )
     if isinstance(named, str):
         return _listed(table, named, file, settings, counts)
-    table = table_files.take_columns(table, named.values(), file)
+    table = table_files.take_columns(table, file, named.values())
     # One column after the other: millions of strings take gigabytes.
     columns = read_codes(
         ((name, table_files.strings(table[name], file, name)) for name in table.column_names), file
@@ -221,7 +221,7 @@ def _listed(
 
 def _lists(table: pa.Table, column: str, file: str, names: set[str]) -> list[set[str] | None]:
     # What each row lists; None: the row is blank, which is not the same as an empty list.
-    values = table_files.take_columns(table, [column], file).column(column)
+    values = table_files.take_columns(table, file, [column]).column(column)
     if not table_files.is_list(values.type):
         return [_split(text, names) for text in table_files.strings(values, file, column)]
     items = iter(table_files.strings(pc.list_flatten(values), file, column))

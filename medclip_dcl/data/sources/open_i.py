@@ -253,7 +253,7 @@ def _table_reports(path: Path, views: Mapping[str, str]) -> list[_Report]:
     texts = take_rows(table, path.name, ["uid", "findings", "impression"])
     images: list[dict[str, str]]
     if path.name == _JSON_REPORTS:
-        nested = take_columns(table, ["mesh", "images"], path.name)
+        nested = take_columns(table, path.name, ["mesh", "images"])
         headings = nested["mesh"].to_pylist()
         images = [_json_images(row) for row in nested["images"].to_pylist()]
     else:
