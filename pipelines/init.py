@@ -1,15 +1,13 @@
 """A config for a table of images and reports: its columns are guessed, shown and tried.
 
-Columns are guessed by their names and by what they hold. Whether a path names a file is asked as a
-run asks it: `relative_to_root`, then `path_under`.
+Columns are guessed by their names and by what they hold, as `_RULES` has it. Whether a path names a
+file is asked as a run asks it: `relative_to_root`, then `path_under`.
 """
 
-import math
-import os
 import re
 import shlex
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +15,6 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NamedTuple
 
 import pyarrow as pa
@@ -27,12 +24,10 @@ import yaml
 
 from medclip_dcl.core.errors import ConfigError, StudyError
 from medclip_dcl.core.files import find_config, path_under, write_text
-from medclip_dcl.core.tables import SPLITS, read_table
-from medclip_dcl.data import manifest
-from medclip_dcl.data.selection import select, write_manifest
+from medclip_dcl.core.tables import SPLITS
+from medclip_dcl.data.selection import by_reason, require_few_rejects, select, split_patients
 from medclip_dcl.data.source_settings import (
     LABEL_CODES,
-    Column,
     SourceConfig,
     label_word,
     relative_to_root,
@@ -48,32 +43,10 @@ from medclip_dcl.text.language import count_languages, language_warning
 from .config import check_config
 from .data import source_of
 
-ROLES: tuple[Column, ...] = (
-    "subject_id", "study_id", "path", "report", "findings", "impression", "view", "split",
-)  # fmt: skip
-"""Roles that are guessed besides labels."""
-
-_ID = r"(_?(id|ids|nr|no|number|key|uid|hash|code))?"
-_NAMES = {
-    "subject_id": rf"((deid|anon|id)_)?(patient(en)?|paciente|subject|person|mrn|pid|pat){_ID}",
-    "study_id": rf"(id_)?(study|exam|examination|accession|estudio)(_instance)?{_ID}",
-    "report": r"(.*_)?(reports?|narrative|befund|bericht|informe)(_text|_en|_clean|_body)?|text",
-    "findings": r"findings(_text|_section)?",
-    "impression": r"(impressions?|conclusion|beurteilung)(_text|_section)?",
-    "view": r"(.*_)?(views?|view_?position|projection|projektion|proyeccion)(_name)?",
-    "split": r"(.*_)?(split|subset|partition|fold)",
-    "path": r"(.*_)?(path|file|filename|file_name|filepath|image|img|images|dicom)(_path|_file)?",
-}
 TEMPLATE = "{finding} in the chest X-ray."
-_SUFFIXES = (".dcm", ".dicom", ".jpg", ".jpeg", ".png")
-_WINDOWS = re.compile(r"\\.*\.(dcm|dicom|jpe?g|png)$", re.IGNORECASE)
 _SAMPLE = 200  # values of a column
-_TRIED = 40  # paths of these that are looked for
 _LEAST_WORDS = 4.0  # of a text in a column without a usual name, on average
-_MOST_FOLDERS = 20  # next to the table in which images are looked for
 _MOST = 0.8
-_SHOWN, _SHOWN_LETTERS = 12, 32  # different values of a column that is left out
-_SMALL = 100  # rows; fewer keep a larger share to validate
 
 
 @dataclass
@@ -86,7 +59,7 @@ class TableGuess:
     """`source.fallback_encoding`: empty for UTF-8 and UTF-16."""
     rows: int
     columns: dict[str, str]
-    """Role -> column, as `source.columns` has it; without `subject_id` where none was found."""
+    """Role -> column, as `source.columns` has it; without `subject_id` where none has patients."""
     labels: dict[str, str] | str
     """Finding -> column, or the column that lists what is there; empty: none."""
     prefix_strip: str
@@ -100,21 +73,23 @@ class TableGuess:
     """Column that is left out -> its values in words."""
 
     def section(self) -> dict[str, Any]:
-        """Section `source` of a config."""
+        """Section `source` of a config; without patients each study counts as one."""
         root, table = self.root.resolve(), self.table.resolve()
+        own = {"subject_id": self.columns.get("study_id", self.columns.get("path", ""))}
         frontal = [value for value, kind in self.views.items() if kind == "frontal"]
         are_ours = isinstance(self.labels, str) or set(self.labels) <= set(LABELS)
-        shares = {"validate_share": 0.1 if self.rows >= _SMALL else 0.2, "test_share": 0.1}
+        # A small table keeps a larger share to validate.
+        shares = {"validate_share": 0.1 if self.rows >= 100 else 0.2, "test_share": 0.1}
         section = {
             "kind": "table",
             "root": str(root),
             "table": str(table.relative_to(root) if table.is_relative_to(root) else table),
             "fallback_encoding": self.encoding,
-            "columns": self.columns | ({"labels": self.labels} if self.labels else {}),
+            "columns": own | self.columns | ({"labels": self.labels} if self.labels else {}),
             "findings": [] if are_ours else [*self.labels],
             "template": self.template,
             "prefix_strip": self.prefix_strip,
-            "frontal_views": frontal if set(frontal) - {"AP", "PA", "FRONTAL"} else [],
+            "frontal_views": frontal if set(frontal) - {*SourceConfig().frontal_views} else [],
             **({} if "split" in self.columns else shares),
         }
         return {name: value for name, value in section.items() if value}
@@ -124,27 +99,28 @@ def guess_table(
     path: Path,
     images: Path | None = None,
     given: Mapping[str, str] | None = None,
-    *,
-    needs_text: bool = True,
+    labels: Mapping[str, str] | None = None,
 ) -> TableGuess:
     """Read a table and guess its columns; `images` is the folder that its paths start at.
 
-    `given`: role -> column, taken as it is; `needs_text`: whether it must hold reports.
+    `given`: role -> column, taken as it is. With `labels`, finding -> column, or {} for those that
+    are guessed, it is for an evaluation: it needs no reports, and its rows are those of split
+    `test`, all of them where no column names splits.
 
     Raises:
         ConfigError: `given` names another role, or a column that is not there.
-        StudyError: the table cannot be read, has no header, or no images or reports are found.
+        StudyError: the table cannot be read, has no header, or no images, reports or ids are found.
     """
-    named = dict(given or {})
+    columns = dict(given or {})
     table, encoding = _read(path)
     values = {
         item.name: strings(table.column(item.name), path.name, item.name)
         for item in table.schema
         if not pa.types.is_nested(item.type)
     }
-    if unknown := sorted(set(named) - set(ROLES)):
+    if unknown := sorted(set(columns) - set(ROLES)):
         raise ConfigError(f"{unknown} are no roles of columns; use those of {list(ROLES)}")
-    if absent := [name for name in named.values() if name not in values]:
+    if absent := [name for name in columns.values() if name not in values]:
         raise ConfigError(f"the table has no column {absent}; it has {list(values)}")
     samples = {name: _sample(column) for name, column in values.items()}
     lists = {
@@ -152,41 +128,48 @@ def guess_table(
         for item in table.schema
         if is_list(item.type) and pa.types.is_string(item.type.value_type)
     }
-    files = _find_images(path, samples | lists, images, named.get("path", ""))
-    if files.column.lower().endswith(_SUFFIXES) or _words(list(samples)) >= _LEAST_WORDS:
+    image = _find_images(path, samples | lists, images, columns.get("path", ""))
+    if image.column.lower().endswith(_SUFFIXES) or not _are_short([*samples]):
         raise StudyError(
             f"the first row of table {path} seems to be data; write the names of its columns above"
         )
-    columns = {"image" if files.column in lists else "path": files.pattern}
-    for role in _CONTENTS:
-        if column := named.get(role) or _named(role, samples, {files.column}):
-            columns[role] = column
-    if "image" in columns and "study_id" not in columns:  # a row is a study
-        ids = [name for name, column in values.items() if len({*column} - {""}) == len(column)]
-        columns |= {"study_id": ids[0]} if ids else {}
-    if "view" not in columns and (view := _view_column(values, set(columns.values()))):
-        columns["view"] = view
-    texts = _texts(values, samples, named, {files.column, *columns.values()})
-    columns |= texts
-    labels = _labels(values, samples, set(columns.values()))
-    if needs_text and not texts and not labels:
+    columns["path"] = image.pattern
+    used = {image.column, *columns.values()}
+    free = {name: sample for name, sample in samples.items() if sample and name not in used}
+    columns |= _guess_columns(values, free, columns)
+    if image.column in lists:  # a row is a study
+        columns["image"] = columns.pop("path")
+        short = [name for name, sample in free.items() if _are_short(sample)]
+        ids = [name for name in short if len({*values[name]} - {""}) == table.num_rows]
+        if ids:
+            columns.setdefault("study_id", ids[0])
+        if columns.keys().isdisjoint(("subject_id", "study_id")):
+            raise StudyError(
+                f"no column of table {path} names patients or studies; add a column of ids"
+            )
+    texts = [columns[role] for role in _TEXTS if role in columns]
+    listing = columns.pop("labels", "")
+    label_columns = dict(labels or {}) or _label_columns(values, free) or listing
+    if labels is None and not texts and not label_columns:
         raise StudyError(
             f"no column of table {path} holds reports; name it with --column report=NAME. Images "
             "without reports: configs/archive.yaml"
         )
-    used = {files.column, *columns.values()}
-    used |= {labels} if isinstance(labels, str) else {*labels.values()}
+    if labels is not None:
+        columns.setdefault("split", "=test")
+    used |= {*columns.values()}
+    used |= {label_columns} if isinstance(label_columns, str) else {*label_columns.values()}
     views = {value.strip().upper() for value in values.get(columns.get("view", ""), ())} - {""}
     return TableGuess(
         table=path,
-        root=files.root,
+        root=image.root,
         encoding=encoding,
         rows=table.num_rows,
-        columns={role: columns[role] for role in (*ROLES, "image") if role in columns},
-        labels=labels,
-        prefix_strip=files.strip,
-        template=TEMPLATE if needs_text and not texts else "",
-        languages=count_languages([text for name in texts.values() for text in samples[name]]),
+        columns=columns,
+        labels=label_columns,
+        prefix_strip=image.strip,
+        template=TEMPLATE if labels is None and not texts else "",
+        languages=count_languages([text for name in texts for text in samples[name]]),
         views={value: read_view(value) for value in sorted(views)},
         unused={
             name: _in_words(values[name]) if name in values else "lists"
@@ -226,7 +209,7 @@ _LATERAL = re.compile(
 
 
 def _read(path: Path) -> tuple[pa.Table, str]:
-    # The table, the fields of its objects as columns by dotted name, and its fallback encoding.
+    # The table as a run reads it, fields of objects by dotted name, and its fallback encoding.
     if not path.is_file():
         raise StudyError(f"table {path} is missing; name a CSV, Parquet or JSONL file")
     encoding = ""
@@ -245,12 +228,12 @@ def _read(path: Path) -> tuple[pa.Table, str]:
     return take_columns(table, path.name, flat.column_names), encoding
 
 
-def _sample(column: Sequence[str | None]) -> list[str]:
+def _sample(column: Sequence[str | None], most: int = _SAMPLE) -> list[str]:
     filled = [value.strip() for value in column if value and value.strip()]
-    return filled[:: max(1, len(filled) // _SAMPLE)][:_SAMPLE]
+    return filled[:: max(1, len(filled) // most)][:most]
 
 
-def _share(values: Sequence[str], is_such: Callable[[str], object]) -> float:
+def _share(values: Sequence[Any], is_such: Callable[[Any], object]) -> float:
     return fmean(bool(is_such(value)) for value in values) if values else 0.0
 
 
@@ -262,13 +245,30 @@ def _in_words(values: Sequence[str]) -> str:
     # What a column holds: its values where they are few and short, as categories are.
     counts = Counter(value.strip() for value in values)
     blank = counts.pop("", 0)
-    few = len(counts) <= _SHOWN and all(len(value) <= _SHOWN_LETTERS for value in counts)
-    words = ", ".join(sorted(counts)) if few else f"{len(counts)} different values"
-    return (words + f", {blank} blank" * bool(blank)).removeprefix(", ")
+    are_few = len(counts) <= 12 and all(len(value) <= 32 for value in counts)
+    words = sorted(counts) if are_few else [f"{len(counts)} different values"]
+    return ", ".join(words + [f"{blank} blank"] * bool(blank))
 
 
-def _is_split(value: str) -> bool:
-    return SPELLINGS.get(value.lower(), value.lower()) in SPLITS
+def _are_short(values: Sequence[str]) -> bool:
+    return _words(values) < _LEAST_WORDS
+
+
+def _are_various(values: Sequence[str]) -> bool:
+    return 2 * len(set(values)) > len(values)
+
+
+def _are_paths(values: Sequence[str]) -> bool:
+    return _share(values, lambda path: path.lower().endswith(_SUFFIXES) or "/" in path) > _MOST
+
+
+def _are_splits(values: Sequence[str]) -> bool:
+    return all(SPELLINGS.get(value.lower(), value.lower()) in SPLITS for value in values)
+
+
+def _are_texts(values: Sequence[str]) -> bool:
+    is_list = _share(values, lambda value: "|" in value) > 0.1  # of labels
+    return not is_list and _share(values, _is_wording) > 0.5
 
 
 def _is_wording(value: str) -> bool:
@@ -277,18 +277,8 @@ def _is_wording(value: str) -> bool:
     return not is_file and re.search(r"[^\W\d_]{3}|[^\x00-\u024f]", value) is not None
 
 
-def _are_texts(values: Sequence[str]) -> bool:
-    is_list = _share(values, lambda value: "|" in value) > 0.1  # of labels
-    return not is_list and _share(values, _is_wording) > 0.5
-
-
-_CONTENTS: dict[str, Callable[[Sequence[str]], bool]] = {
-    "subject_id": lambda values: _words(values) < _LEAST_WORDS,
-    "study_id": lambda values: _words(values) < _LEAST_WORDS,
-    "view": lambda values: _share(values, read_view) > _MOST,
-    "split": lambda values: _share(values, _is_split) == 1,
-}
-"""Role, but those of texts -> whether the values of a column can be of it."""
+def _names_finding(cell: str) -> bool:
+    return any(_plain(part) in _FINDING_OF for part in re.split(r"[|;,]", cell.strip("[]'\"")))
 
 
 def _plain(name: str) -> str:
@@ -297,84 +287,128 @@ def _plain(name: str) -> str:
     return re.sub(r"_+", "_", parted).strip("_").lower()
 
 
-def _named(role: str, samples: Mapping[str, list[str]], taken: set[str]) -> str:
-    # The first column with a usual name of the role, and contents that can be of it.
-    rule, is_such = re.compile(_NAMES[role]), _CONTENTS.get(role, _are_texts)
-    for name, values in samples.items():
+class _Rule(NamedTuple):
+    """What tells the column of a role from others."""
+
+    names: str  # usual ones, as `_plain` writes them
+    fits: Callable[[Sequence[str]], bool]  # whether values can be of it
+    likeness: Callable[[Sequence[str]], float] = lambda _: 0  # of values under any other name
+
+    def is_called(self, column: str) -> bool:
         # Of a field of an object its own name may tell, as in `report.findings`.
-        is_called_so = any(rule.fullmatch(_plain(part)) for part in (name, name.split(".")[-1]))
-        if is_called_so and name not in taken and values and is_such(values):
-            return name
-    return ""
+        names = (column, column.split(".")[-1])
+        return any(re.fullmatch(self.names, _plain(name)) for name in names)
 
 
-def _view_column(values: Mapping[str, list[str]], taken: set[str]) -> str:
-    # Of columns that hold views whatever their names are, such as `AP/PA`, that with most of them.
-    shares = {
-        name: _share(column, read_view)
-        for name, column in values.items()
-        if name not in taken
-        and any(read_view(value) == "frontal" for value in column)
-        and _CONTENTS["view"](_sample(column))
-        and _words(_sample(column)) < _LEAST_WORDS
-    }
-    return max(shares, key=lambda name: shares[name], default="")
+_ID = r"(_?(id|ids|nr|no|number|key|uid|hash|code))?"
+_RULES = {
+    "path": _Rule(
+        r"(.*_)?(path|file|filename|file_name|filepath|image|img|images|dicom)(_path|_file)?",
+        # A patient, whose number is repeated, is the name of an image by chance.
+        lambda values: _are_short(values) and (_are_paths(values) or _are_various(values)),
+    ),
+    "subject_id": _Rule(
+        rf"((deid|anon|id)_)?(patient(en)?|paciente|subject|person|mrn|pid|pat){_ID}", _are_short
+    ),
+    "study_id": _Rule(
+        rf"(id_)?(study|exam|examination|accession|estudio)(_instance)?{_ID}", _are_short
+    ),
+    "view": _Rule(
+        r"(.*_)?(views?|view_?position|projection|projektion|proyeccion)(_name)?",
+        lambda values: _share(values, read_view) > _MOST,
+        lambda values: _are_short(values) and "frontal" in map(read_view, values),
+    ),
+    "split": _Rule(r"(.*_)?(split|subset|partition|fold)", _are_splits),
+    "findings": _Rule(r"findings(_text|_section)?", _are_texts),
+    "impression": _Rule(r"(impressions?|conclusion|beurteilung)(_text|_section)?", _are_texts),
+    "report": _Rule(
+        r"(.*_)?(reports?|narrative|befund|bericht|informe)(_text|_en|_clean|_body)?|text",
+        _are_texts,
+        lambda values: 0 if _are_short(values) or not _are_various(values) else _words(values),
+    ),
+    "labels": _Rule(r".*", lambda values: _share(values, _names_finding) > _MOST),  # a list of them
+}
+ROLES = tuple(role for role in _RULES if role != "labels")
+"""Roles that are guessed besides labels."""
+_TEXTS = ("report", "findings", "impression")
+_FINDING_OF = {
+    _plain(name): finding for finding in LABELS for name in (finding, *OTHER_NAMES.get(finding, ()))
+}
 
 
-def _texts(
-    values: Mapping[str, list[str]],
-    samples: Mapping[str, list[str]],
-    given: Mapping[str, str],
-    taken: set[str],
+def _guess_columns(
+    values: Mapping[str, list[str]], free: dict[str, list[str]], given: Mapping[str, str]
 ) -> dict[str, str]:
-    # The report, or its sections; without a usual name the column with the longest texts.
-    if chosen := {role: given[role] for role in given if role in {"report", *_SECTIONS}}:
-        return chosen
-    for role in (*_SECTIONS, "report"):
-        if name := _named(role, samples, taken | set(chosen.values())):
-            chosen[role] = name
-    if not chosen:
-        lengths = {
-            name: _words(column)
-            for name, column in samples.items()
-            if name not in taken and 2 * len(set(column)) > len(column)
-        }
-        longest = max(lengths, key=lambda name: lengths[name], default="")
-        return {"report": longest} if longest and lengths[longest] >= _LEAST_WORDS else {}
-    sections = {role: name for role, name in chosen.items() if role != "report"}
-    if len(sections) != 1 or "report" not in chosen:
-        return sections or chosen
-    report, (role, section) = chosen["report"], *sections.items()
-    pairs = [pair for pair in zip(values[report], values[section], strict=True) if all(pair)]
-    if sum(part in whole for whole, part in pairs) > len(pairs) / 2:
-        return {"report": report}  # which has the section within it
-    return sections if role == "findings" else {"findings": report, "impression": section}
+    # Role -> the first column that is free and has a usual name, else the one most like it; it is
+    # taken from `free`.
+    columns: dict[str, str] = {}
+    for role, rule in _RULES.items():
+        rivals = _TEXTS if role in _TEXTS else (role,)
+        if not given.keys().isdisjoint(rivals):
+            continue
+        fitting = {name: sample for name, sample in free.items() if rule.fits(sample)}
+        choices = [name for name in fitting if rule.is_called(name)]
+        if not choices and columns.keys().isdisjoint(rivals):
+            # Of two that are alike, such as views, the one that more rows fill.
+            likeness = {
+                name: rule.likeness(sample) * _share(values[name], str.strip)
+                for name, sample in fitting.items()
+            }
+            choices = sorted(filter(likeness.get, fitting), key=lambda name: -likeness[name])
+        if choices:
+            columns[role] = choices[0]
+            del free[choices[0]]
+    sections = [columns[role] for role in ("findings", "impression") if role in columns]
+    if sections and (report := columns.pop("report", "")):
+        pairs = zip(values[report], values[sections[0]], strict=True)
+        within = _share([*filter(all, pairs)], lambda pair: pair[1] in pair[0])
+        if len(sections) == 1 and within > 0.5:
+            columns = {role: name for role, name in columns.items() if name not in sections}
+            return columns | {"report": report}
+        columns.setdefault("findings", report)
+    return columns
 
 
-_SECTIONS = ("findings", "impression")
+def _label_columns(
+    values: Mapping[str, list[str]], free: Mapping[str, list[str]]
+) -> dict[str, str]:
+    # Finding -> the first column of codes with its name.
+    columns: dict[str, str] = {}
+    for name in free:
+        finding = _FINDING_OF.get(_plain(name), "")
+        if finding and all(label_word(value) in LABEL_CODES for value in values[name]):
+            columns.setdefault(finding, name)
+    return columns
+
+
+# --- Which column names images
+
+_SUFFIXES = (".dcm", ".dicom", ".jpg", ".jpeg", ".png")
+_WINDOWS = re.compile(r"\\.*\.(dcm|dicom|jpe?g|png)$", re.IGNORECASE)
 
 
 class _Images(NamedTuple):
-    """A column that names images, and the folder that its paths start at."""
+    """A column that names images, and where they are; of several that with most by `rank`."""
 
+    rank: tuple[float, ...]
     column: str
     pattern: str  # `source.columns.path`
     root: Path
     strip: str  # `source.prefix_strip`
-    share: float  # of the paths tried whose file is there
 
 
 def _find_images(
     path: Path, samples: Mapping[str, list[str]], images: Path | None, given: str
 ) -> _Images:
-    roots = [images.absolute()] if images else _folders(path)
-    tried = [
-        candidate
-        for name in ([given] if given else samples)
-        for candidate in _candidates(name, samples[name], roots)
-    ]
-    if tried:
-        return max(tried, key=_likeliness)
+    # Paths may start at the table, here, or in a folder next to it.
+    home = path.absolute().parent
+    inside = sorted(item for item in home.iterdir() if item.is_dir() and item.name[0] != ".")
+    nearby = [*dict.fromkeys((home, Path.cwd())), *inside[:20], home.parent]
+    roots = [images.absolute()] if images else nearby
+    columns = [given] if given else [name for name in samples if _RULES["path"].fits(samples[name])]
+    candidates = [one for name in columns for one in _candidates(name, samples[name], roots)]
+    if candidates:
+        return max(candidates, key=lambda candidate: candidate.rank)
     windows = [name for name, values in samples.items() if _share(values, _WINDOWS.search) > _MOST]
     remedy = (
         f"the paths of column {windows[0]!r} have backslashes; write them with /"
@@ -384,37 +418,20 @@ def _find_images(
     raise StudyError(f"no column of table {path} names images that are there; {remedy}")
 
 
-def _likeliness(images: _Images) -> tuple[bool, bool, float, bool]:
-    is_named = re.fullmatch(_NAMES["path"], _plain(images.column)) is not None
-    return images.share > 0.5, images.pattern == images.column, images.share, is_named
-
-
-def _folders(path: Path) -> list[Path]:
-    """List where the paths of a table may start: at it, here, or in a folder next to it."""
-    home = path.absolute().parent
-    inside = sorted(item for item in home.iterdir() if item.is_dir() and item.name[0] != ".")
-    return [*dict.fromkeys((home, Path.cwd())), *inside[:_MOST_FOLDERS], home.parent]
-
-
 def _candidates(column: str, values: Sequence[str], roots: Sequence[Path]) -> Iterator[_Images]:
     # Paths may begin with folders that are not here, and names may lack their ending.
-    if not values or _words(values) >= _LEAST_WORDS:
-        return
-    tried = values[:: max(1, len(values) // _TRIED)][:_TRIED]
-    are_paths = _share(tried, lambda value: value.lower().endswith(_SUFFIXES) or "/" in value)
-    if are_paths <= _MOST and len(set(tried)) <= len(tried) / 2:
-        return  # such as a patient, whose number is the name of an image by chance
-    endings = ("",) if are_paths > _MOST else (*_SUFFIXES, *(end.upper() for end in _SUFFIXES))
-    if absolute := [value for value in values if value.startswith("/")]:
-        folder = os.path.commonpath([str(Path(value).parent) for value in absolute])
-        roots = [*roots, Path(folder)] if len(folder) > 1 else roots
-    starts = {value[: end.end()] for value in tried[:2] for end in re.finditer("/+", value)}
-    for strip, root, ending in product(["", *sorted(starts)], roots, endings):
+    tried = _sample(values, 40)
+    endings = ("",) if _are_paths(tried) else (*_SUFFIXES, *map(str.upper, _SUFFIXES))
+    starts = sorted({value[: end.end()] for value in tried[:2] for end in re.finditer("/+", value)})
+    absolute = [Path(start) for start in reversed(starts) if start.startswith("/") and start != "/"]
+    for strip, root, ending in product(["", *starts], [*roots, *absolute], endings):
         relative = relative_to_root(root, SourceConfig(kind="table", prefix_strip=strip))
-        there = partial(_is_there, root, relative, ending)
-        if any(there(value) for value in (*tried[:3], tried[-1])):
+        is_there = partial(_is_there, root, relative, ending)
+        if any(map(is_there, (*tried[:3], *tried[-1:]))):
+            share = _share(tried, is_there)
+            rank = (share > 0.5, not ending, share, _RULES["path"].is_called(column))
             pattern = f"{{{column}}}{ending}" if ending else column
-            yield _Images(column, pattern, root, strip, _share(tried, there))
+            yield _Images(rank, column, pattern, root, strip)
 
 
 def _is_there(root: Path, relative: Callable[[str], str], ending: str, value: str) -> bool:
@@ -422,27 +439,6 @@ def _is_there(root: Path, relative: Callable[[str], str], ending: str, value: st
         path_under(root, relative(value + ending))
         return True
     return False
-
-
-def _labels(
-    values: Mapping[str, list[str]], samples: Mapping[str, list[str]], taken: set[str]
-) -> dict[str, str] | str:
-    # Columns of codes by finding; else one that lists findings.
-    free = {name: samples[name] for name in values if name not in taken and samples[name]}
-    finding_of = {_plain(name): name for name in LABELS}
-    finding_of |= {_plain(one): name for name, others in OTHER_NAMES.items() for one in others}
-    by_finding: dict[str, str] = {}
-    for column in free:
-        finding = finding_of.get(_plain(column), "")
-        if finding and all(label_word(value) in LABEL_CODES for value in values[column]):
-            by_finding.setdefault(finding, column)
-    if by_finding:
-        return by_finding
-
-    def lists_findings(cell: str) -> bool:
-        return any(_plain(part) in finding_of for part in re.split(r"[|;,]", cell.strip("[]'\"")))
-
-    return next((name for name, cells in free.items() if _share(cells, lists_findings) > _MOST), "")
 
 
 # --- The config
@@ -458,14 +454,6 @@ _FEW = 1000  # training studies; from fewer a small network learns as much, in m
 _LEAST_STEPS = {True: 500, False: 1500}  # of few and of many studies, from random weights
 _LEAST_JUDGED = 20  # validation studies from which an AUC chooses the step
 _MOST_JUDGED = 500
-
-
-class _Trial(NamedTuple):
-    """Outcome of reading the table as a run does."""
-
-    reject_share: float
-    splits: Mapping[str, int]  # studies of each
-    can_judge: bool  # whether a finding has validation reports with and without it
 
 
 def init(
@@ -495,12 +483,9 @@ def init(
     such that a model learns from random weights on this machine; they stand in the file, to be
     changed.
     """
-    given = {}
-    for text in column or ():
-        role, _, name = text.partition("=")
-        if not name:
-            raise ConfigError(f"--column {text} must read ROLE=NAME, such as report=Befund")
-        given[role] = name
+    given = {role: name for role, _, name in (text.partition("=") for text in column or ())}
+    if nameless := [role for role, name in given.items() if not name]:
+        raise ConfigError(f"--column {nameless[0]} must read ROLE=NAME, such as report=Befund")
     out = out or Path(f"{table.name.split('.')[0]}.yaml")
     if out.exists():
         raise ConfigError(f"{out} exists; name another with --out, or remove it")
@@ -522,33 +507,43 @@ def config_of_table(
 ) -> tuple[str, int]:
     """Guess and try the columns of a table, print both, and give the text of its config.
 
-    With it comes the number of training studies. With `labels`, finding -> column, or without any
-    guessed ({}), it is for an evaluation: it needs no reports, and its rows are those of split
-    `test`, all of them where no column names splits. StudyError where nothing is left.
+    With it comes the number of training studies; `labels` is for an evaluation, as of
+    `guess_table`. StudyError where nothing is left.
     """
-    guess = guess_table(table, images, given, needs_text=labels is None)
-    if labels is not None:
-        guess.labels = dict(labels) or guess.labels
-        guess.unused = {
-            name: words for name, words in guess.unused.items() if name not in labels.values()
-        }
-        guess.columns.setdefault("split", "=test")
-    print(*_shown(guess), sep="\n")
-    if warning := language_warning(guess.languages):
-        print(f"warning: {warning}")
-    if "subject_id" not in guess.columns:
-        print("no column names patients: each study counts as one, and the same patient may be in "
-              "training and in test; name it with --column subject_id=NAME")  # fmt: skip
-        own = guess.columns.get("study_id") or guess.columns["path"]
-        guess.columns = {"subject_id": own, **guess.columns}
-    trial = _try(guess, out)
-    studies = trial.splits.get("train", 0)
+    guess = guess_table(table, images, given, labels)
+    print(*_guess_lines(guess), sep="\n")
+    section = guess.section()
+    config = check_config({"work": f"runs/{out.stem}", "source": section}, str(out))
+    source = source_of(config)
+    chosen = select(source.raw, config.source)
+    require_few_rejects(chosen, 1.0)
+    split_of = split_patients(source, chosen, config.source)
+    reports = defaultdict[str, list[str]](list)  # of each split
+    for study, text in sorted(chosen.texts.items()):
+        reports[split_of[chosen.subjects[study]]].append("\n\n".join(text))
+    listed, reasons = len(source.raw.images), by_reason(chosen.rejects)
+    there = 1 - reasons["missing_image"] / max(1, listed)
+    splits = ", ".join(f"{name} {len(texts)}" for name, texts in sorted(reports.items()))
+    print("tried on the table:",
+          f"  images      below {guess.root}, {there:.0%} of those tried are there; "
+          f"{len(chosen.images)} of {listed} can be used",
+          f"  reports     {len(chosen.texts)} of {len(split_of)} patients; {splits}",
+          sep="\n")  # fmt: skip
+    if reasons:
+        words = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
+        print(f"  left out    {words}")
+    if chosen.least_share > config.source.max_reject_share:
+        section["max_reject_share"] = chosen.least_share
+        print(f"  {chosen.lost} of {chosen.candidates} rows cannot be used, which would end a run: "
+              "source.max_reject_share is set above that; correct the table, or be content with "
+              "less")  # fmt: skip
+    studies = len(reports["train"])
     if labels is None and studies < _TOO_FEW:
         print(f"warning: {studies} studies to train on are few: {_OF_FEW}")
-    return _config_text(guess, trial), studies
+    return _config_text(guess, section, reports, config.evaluate.prompts), studies
 
 
-def _shown(guess: TableGuess) -> Iterator[str]:
+def _guess_lines(guess: TableGuess) -> Iterator[str]:
     yield f"{guess.table}: {guess.rows} rows, {guess.encoding or 'UTF-8'}"
     for role, name in guess.columns.items():
         yield f"  {role:12}{name}"
@@ -562,61 +557,34 @@ def _shown(guess: TableGuess) -> Iterator[str]:
         yield f"  {'reports':12}- (none: made of labels, as {guess.template!r})"
     for name, words in guess.unused.items():
         yield f"  {'not used':12}{name} ({words})"
+    if warning := language_warning(guess.languages):
+        yield f"warning: {warning}"
+    if "subject_id" not in guess.columns:
+        yield (
+            "no column names patients: each study counts as one, and the same patient may be in "
+            "training and in test; name it with --column subject_id=NAME"
+        )
 
 
-def _try(guess: TableGuess, out: Path) -> _Trial:
-    # Read the table as a run does, and print what is left of it.
-    config = check_config({"work": f"runs/{out.stem}", "source": guess.section()}, str(out))
-    source = source_of(config)
-    chosen = select(source.raw, config.source)
-    with TemporaryDirectory() as folder:
-        settings = config.source.model_copy(update={"max_reject_share": 1.0})
-        counts = write_manifest(Path(folder), source, settings)
-        reports = read_table(Path(folder), manifest.REPORTS).to_pylist()
-    listed, reasons = len(source.raw.images), counts["reasons"]
-    there = (listed - reasons.get("missing_image", 0)) / max(1, listed)
-    splits = ", ".join(f"{name} {size}" for name, size in counts["splits"].items())
-    print("tried on the table:",
-          f"  images      below {guess.root}, {there:.0%} of those tried are there; "
-          f"{counts['images']} of {listed} can be used",
-          f"  reports     {counts['reports']} of {counts['patients']} patients; {splits}",
-          sep="\n")  # fmt: skip
-    if reasons:
-        words = ", ".join(f"{reason} {count}" for reason, count in reasons.items())
-        print(f"  left out    {words}")
-    share = chosen.lost / chosen.candidates
-    if share > config.source.max_reject_share:
-        print(f"  {chosen.lost} of {chosen.candidates} rows cannot be used, which would end a run: "
-              "source.max_reject_share is set above that; correct the table, or be content with "
-              "less")  # fmt: skip
-    validated = [report for report in reports if report["split"] == "validate"]
-    return _Trial(share, counts["splits"], _can_judge(validated, config.evaluate.prompts))
+def _can_judge(reports: Sequence[str], prompts: str) -> bool:
+    labels = [read_claims(report) for report in reports]
+    return len(reports) >= _LEAST_JUDGED and any(
+        len({name in one.asserted for one in labels if name not in one.uncertain}) > 1
+        for name in {finding.label for finding in read_prompts(find_config(Path(prompts)))}
+    )
 
 
-def _can_judge(reports: Sequence[Mapping[str, Any]], prompts: str) -> bool:
-    if len(reports) < _LEAST_JUDGED:
-        return False
-    sections = ("findings", "impression", "last_paragraph")
-    read = [
-        read_claims("\n\n".join(report[name] for name in sections))
-        for report in reports[:_MOST_JUDGED]
-    ]
-    prompted = {finding.label for finding in read_prompts(find_config(Path(prompts)))}
-    present = Counter(finding for one in read for finding in one.asserted)
-    unknown = Counter(finding for one in read for finding in one.uncertain)
-    return any(0 < present[name] < len(read) - unknown[name] for name in prompted)
-
-
-def _config_text(guess: TableGuess, trial: _Trial) -> str:
+def _config_text(
+    guess: TableGuess,
+    section: Mapping[str, Any],
+    reports: defaultdict[str, list[str]],
+    prompts: str,
+) -> str:
     import torch
     from jinja2 import StrictUndefined, Template
 
-    source = guess.section()
-    if trial.reject_share > SourceConfig().max_reject_share:
-        source["max_reject_share"] = math.ceil(100 * trial.reject_share) / 100
-    training, batch = trial.splits.get("train", 0), _BATCH
-    while batch > 2 and 4 * batch > training:
-        batch //= 2
+    training, validated = len(reports["train"]), reports["validate"]
+    batch = next((size for size in (_BATCH, 16, 8, 4) if 4 * size <= training), 2)
     has_gpu = torch.cuda.is_available()
     is_few = training < _FEW and not has_gpu
     least = _LEAST_STEPS[is_few]
@@ -628,15 +596,17 @@ def _config_text(guess: TableGuess, trial: _Trial) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    text: str = template.render(
-        table=guess.table.name,
-        source=yaml.safe_dump({"source": source}, allow_unicode=True, sort_keys=False),
-        trial=trial,
-        has_gpu=has_gpu,
-        is_few=is_few,
-        is_foreign=bool(language_warning(guess.languages)),
-        batch=batch,
-        length=f"epochs: {_EPOCHS}" if is_long else f"steps: {least}",
-        most_judged=_MOST_JUDGED,
+    return str(
+        template.render(
+            table=guess.table.name,
+            source=yaml.safe_dump({"source": section}, allow_unicode=True, sort_keys=False),
+            has_gpu=has_gpu,
+            is_few=is_few,
+            is_foreign=bool(language_warning(guess.languages)),
+            batch=batch,
+            length=f"epochs: {_EPOCHS}" if is_long else f"steps: {least}",
+            validated=len(validated),
+            can_judge=_can_judge(validated[:_MOST_JUDGED], prompts),
+            most_judged=_MOST_JUDGED,
+        )
     )
-    return text

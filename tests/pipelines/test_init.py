@@ -159,7 +159,11 @@ def test_a_path_is_there_as_the_run_reads_it(tmp_path: Path, written: str) -> No
 def test_paths_in_lists_and_fields_of_objects_are_found(tmp_path: Path) -> None:
     table(tmp_path, "", "", files="scans/#.png")
     rows = [
-        {"id": f"s{number}", "images": [f"scans/{number}.png"], "report": {"findings": REPORT}}
+        {
+            "id": f"s{number}",
+            "images": [f"scans/{number}.png"],
+            "report": {"findings": f"{REPORT} {number}"},
+        }
         for number in range(8)
     ]
     path = tmp_path / "annotation.json"
@@ -167,6 +171,13 @@ def test_paths_in_lists_and_fields_of_objects_are_found(tmp_path: Path) -> None:
     assert guess(path).columns == {
         "study_id": "id", "split": "split", "findings": "report.findings", "image": "images"
     }  # fmt: skip
+    for row in rows:
+        del row["id"]
+    path.write_text(json.dumps(rows))
+    with pytest.raises(StudyError, match=r"names patients or studies; add a column"):
+        guess(path)
+    path.write_text(json.dumps([row | {"patient": "p1"} for row in rows]))
+    assert guess(path).columns["subject_id"] == "patient"
 
 
 def test_class_labels_are_guessed_by_their_names_as_the_run_reads_them(tmp_path: Path) -> None:
