@@ -6,6 +6,7 @@ Orthanc and DCMTK are Debian packages: orthanc, orthanc-dicomweb, dcmtk.
 import io
 import json
 import shutil
+import socket
 import ssl
 import subprocess
 import time
@@ -18,7 +19,7 @@ import httpx
 import numpy as np
 from pydicom import dcmread
 from pydicom.dataset import Dataset
-from pynetdicom import AE
+from pynetdicom import AE, evt
 
 from medclip_hospital.gateway.settings import GatewaySettings, TlsFiles
 from tests.support.dicom import dicom_bytes, ramp
@@ -170,23 +171,31 @@ def send(
     datasets = [dataset(data) for data in files]
     for kind in {(item.SOPClassUID, item.file_meta.TransferSyntaxUID) for item in datasets}:
         entity.add_requested_context(*kind)
+    opened: list[socket.socket] = []  # pynetdicom forgets, and never closes, what was reset
     association = entity.associate(
-        "127.0.0.1", port, ae_title=called, tls_args=(tls, "localhost") if tls else None
+        "127.0.0.1",
+        port,
+        ae_title=called,
+        tls_args=(tls, "localhost") if tls else None,
+        evt_handlers=[
+            (evt.EVT_CONN_OPEN, lambda event: opened.append(event.assoc.dul.socket.socket))
+        ],
     )
-    if not association.is_established:
-        connection = association.dul.socket
-        if connection is not None and connection.socket is not None:
-            connection.socket.close()  # pynetdicom leaves open what it could not shut down
-        raise ConnectionRefusedError("rejected" if association.is_rejected else "aborted")
-    statuses: list[int | None] = []
-    for item in datasets:
-        try:
-            statuses.append(association.send_c_store(item).get("Status"))
-        except (RuntimeError, ValueError):
-            statuses.append(None)
-    if association.is_established:
-        association.release()
-    return statuses
+    try:
+        if not association.is_established:
+            raise ConnectionRefusedError("rejected" if association.is_rejected else "aborted")
+        statuses: list[int | None] = []
+        for item in datasets:
+            try:
+                statuses.append(association.send_c_store(item).get("Status"))
+            except (RuntimeError, ValueError):
+                statuses.append(None)
+        if association.is_established:
+            association.release()
+        return statuses
+    finally:
+        for connection in opened:
+            connection.close()
 
 
 def gateway_settings(
