@@ -2,20 +2,16 @@
 
 import re
 import shlex
-from importlib.metadata import packages_distributions
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from api.auth import is_loopback
 from api.settings import ServeSettings, read_service_settings
 from medclip_hospital.gateway.settings import read_gateway_settings
-from tests.house.budgets import measured
-from tests.house.tree import ROOT, imported_by, syntax
+from tests.house.tree import ROOT
 
 DOCKER = ROOT / "docker"
 SERVICES = ("cpu", "gpu", "proxy", "prometheus", "grafana", "gateway", "orthanc", "viewer")
@@ -36,25 +32,6 @@ LAST_STAGE = DOCKERFILE[FROM:]
 def locked(file: str) -> set[tuple[str, str]]:
     """Names and versions of a lock."""
     return set(PINNED.findall((ROOT / file).read_text()))
-
-
-def test_the_images_install_what_the_service_s_own_modules_import() -> None:
-    files = measured("api.launcher")["api.launcher"]["files"].values()
-    of_service = [Path(file) for file in files if "pipelines" not in Path(file).parts]
-    assert len(of_service) > 30
-    distributions = packages_distributions()
-    # What stands at the left is imported whatever is asked; the rest may be for other uses.
-    imported = {
-        name.partition(".")[0]
-        for file in of_service
-        for node in syntax(file).body
-        for name in imported_by(node)
-    }
-    for device in ("cpu", "gpu"):
-        installed = {canonicalize_name(name) for name, _ in locked(f"docker/{device}.lock")}
-        for name in imported - {"api", "medclip_dcl"}:
-            owners = {canonicalize_name(owner) for owner in distributions.get(name, [])}
-            assert not owners or owners & installed, (device, name)
 
 
 @pytest.mark.parametrize("name", SERVICES)

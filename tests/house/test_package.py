@@ -20,6 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.house.budgets import QUESTIONS, measured
 from tests.house.tree import ROOT, SHIPPED, copy_files, imported_by, modules, name_of, syntax
 from tests.support.processes import ended, options
 from tests.support.service import png
@@ -166,3 +167,23 @@ def test_the_client_alone_asks_a_service_without_torch(tmp_path: Path) -> None:
         words = ["classify", "image.png", "--url", service.url, "--key-file", "key"]
         answer = json.loads(run([binaries / "medclip-ask", *words], tmp_path))
     assert [finding["name"] for finding in answer["findings"]] == [*FINDINGS]
+
+
+def test_the_images_install_what_the_service_s_own_modules_import() -> None:
+    files = measured(*QUESTIONS)["api.launcher"]["files"].values()
+    of_service = [Path(file) for file in files if "pipelines" not in Path(file).parts]
+    assert len(of_service) > 30
+    distributions = metadata.packages_distributions()
+    # What stands at the left is imported whatever is asked; the rest may be for other uses.
+    imported = {
+        name.partition(".")[0]
+        for file in of_service
+        for node in syntax(file).body
+        for name in imported_by(node)
+    }
+    for device in ("cpu", "gpu"):
+        lock = (ROOT / f"docker/{device}.lock").read_text()
+        installed = set(map(canonicalize_name, re.findall(r"^([\w.-]+)==", lock, re.MULTILINE)))
+        for name in imported - {"api", "medclip_dcl"}:
+            owners = {canonicalize_name(owner) for owner in distributions.get(name, [])}
+            assert not owners or owners & installed, (device, name)

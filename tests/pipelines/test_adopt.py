@@ -68,6 +68,8 @@ def test_every_command_takes_it_or_says_why_not(work, monkeypatch, capsys):
     size = yaml.safe_load((work / "run.yaml").read_text())["images"]["size_px"]
     for line, code, shown in STEPS:
         command, *words = line.split()
+        if "onnx" in words and work.name.startswith("biovil"):
+            continue  # a ResNet and a BERT, as the exports' own tests have
         own = [] if command in {"export", "compare"} else ["--config", "run.yaml"]
         assert main([command, *own, *words]) == code, line
         output = capsys.readouterr()

@@ -223,7 +223,7 @@ def test_what_cannot_be_trained_on_is_refused_before_a_stage_runs(
     assert not list(Path("runs/refused").glob("*/artifact.json"))
 
 
-def test_a_stop_reaches_the_run_which_goes_on_later(folder, monkeypatch):
+def test_a_stop_ends_the_run_before_it_has_a_model(folder, monkeypatch):
     monkeypatch.setattr("medclip_dcl.pipelines.python.subprocess", subprocess)  # as users have it
     monkeypatch.chdir(folder)
 
