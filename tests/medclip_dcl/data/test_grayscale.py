@@ -5,7 +5,16 @@ import pytest
 from PIL import Image
 
 from medclip_dcl.data import grayscale
-from medclip_dcl.data.grayscale import GreyImage, resample, square
+from medclip_dcl.data.grayscale import (
+    GreyImage,
+    Layout,
+    grey_of_array,
+    padding_mask,
+    resample,
+    square,
+    window,
+)
+from medclip_dcl.data.limits import Fit
 
 
 def image(pixels: np.ndarray) -> GreyImage:
@@ -37,6 +46,43 @@ def test_equalised_image_uses_all_shades_alike() -> None:
     flat = square(image(pixels), 256, True)
     counts = np.histogram(flat, bins=8, range=(0, 256))[0]
     assert counts.max() < 1.05 * counts.min() + 512
+    # Levels 10, 20, 20, 40: as many pixels are darker as 0, 2, 2 and 3 of 3.
+    few = image(np.array([[10, 20], [20, 40]]) * 257)
+    assert square(few, 2, True).tolist() == [[0, 170], [170, 255]]
+    assert square(image(np.full((2, 2), 77)), 2, True).tolist() == [[0, 0], [0, 0]]
+
+
+def test_padding_is_a_value_or_a_range_whatever_its_sign_and_bits_were_written_as():
+    stored = np.array([-5, 0, 3, 9], dtype=np.int32)
+    signed, whole = Layout(16, 12, 11, signed=True), Layout(16, 16, 15, signed=True)
+    for layout, padding in ((signed, -5), (signed, 4091), (whole, 65531)):
+        assert padding_mask(stored, layout, padding, None).tolist() == [False, True, True, True]
+    assert padding_mask(stored, whole, 3, 0).tolist() == [True, False, False, True]
+    assert padding_mask(stored, whole, None, 0).all()
+    unsigned = Layout(16, 16, 15, signed=False)
+    assert padding_mask(stored, unsigned, 65531, None).all()
+
+
+def test_a_square_shows_the_middle_or_all_within_black():
+    crop, pad = (Fit(how, "nearest") for how in ("crop", "pad"))
+    assert window(200, 100, 50, crop) == (0, 50, 100, 100)
+    assert window(200, 100, 50, pad) == (-48, 0, 200, 200)  # 12 columns of black at the left
+    assert window(200, 100, 50, Fit("crop", "nearest", resized_px=60)) == pytest.approx(
+        (25 / 3, 350 / 6, 250 / 3, 250 / 3)
+    )
+    rows = np.repeat(np.arange(200, dtype=np.uint16)[:, None], 100, axis=1) * 257
+    assert (square(image(rows), 50, False, crop)[:, 0] == np.arange(51, 151, 2)).all()
+    padded = square(image(rows + 256), 50, False, pad)
+    assert (padded[:, [0, 11, 37, 49]] == 0).all()
+    assert (padded[:, 12:37] > 0).all()
+
+
+def test_an_array_is_an_image_with_or_without_one_or_three_channels_first_or_last():
+    grey = np.arange(20).reshape(4, 5)
+    for values, bits in ((grey.astype(np.uint8), 8), (grey.astype(np.int16), 16), (grey / 2, 16)):
+        assert grey_of_array(values).bits_stored == bits
+        for given in (values, values[None], np.stack([values] * 3), np.stack([values] * 3, 2)):
+            assert np.abs(grey_of_array(given).pixels - grey * (65535 / 19)).max() <= 0.5
 
 
 def marked(height: int, width: int) -> np.ndarray:
