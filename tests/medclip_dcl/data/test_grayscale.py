@@ -11,6 +11,7 @@ from medclip_dcl.data.grayscale import (
     grey_of_array,
     padding_mask,
     resample,
+    shade,
     square,
     window,
 )
@@ -50,6 +51,13 @@ def test_equalised_image_uses_all_shades_alike() -> None:
     few = image(np.array([[10, 20], [20, 40]]) * 257)
     assert square(few, 2, True).tolist() == [[0, 170], [170, 255]]
     assert square(image(np.full((2, 2), 77)), 2, True).tolist() == [[0, 0], [0, 0]]
+
+
+def test_shades_run_from_the_darkest_word_to_the_brightest_or_back():
+    words = np.array([[3, 5], [7, 5]], dtype=np.uint8)
+    for inverted, (dark, bright) in ((False, (0, 65535)), (True, (65535, 0))):
+        shades = shade(words, lambda values: (values / 2, values < 9), inverted=inverted)
+        assert shades.pixels.tolist() == [[dark, 32768], [bright, 32768]]
 
 
 def test_padding_is_a_value_or_a_range_whatever_its_sign_and_bits_were_written_as():
