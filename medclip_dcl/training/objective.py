@@ -143,7 +143,7 @@ def reweight_similar(inputs: ObjectiveInputs) -> Tensor:
 
 
 def resample_similar(inputs: ObjectiveInputs) -> Tensor:
-    """Draw negatives anew, the less often the nearer their text."""
+    """Draw negatives by chance, the less often the nearer their text."""
     similarity, settings = needed(inputs.text_similarity, "text_similarity"), inputs.settings
     if inputs.generator is None:
         raise ObjectiveError("resample_similar draws at random; hand it a generator")
